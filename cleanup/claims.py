@@ -1,0 +1,341 @@
+"""Claims: taking obligations, keeping them, and the fence around everything written about them.
+
+All SQL of the engine's locking is here. The rules (design 2.2, 4, 5, 6):
+
+- A claim locks the account row, then obligations with SKIP LOCKED, and locks nothing after. It holds nothing before, so
+  waiting for the account row cannot deadlock. Under that lock the rows in flight are counted, so two claimers at a full
+  account cannot both pass its limit. A row whose protection ended counts no more: it is itself due.
+- `attempt_id` is made by the claimer beforehand. After a COMMIT whose reply was lost the worker asks for the rows that
+  carry its ids (`reclaim`), so a claim is neither lost nor made twice.
+- Every disposition is written `WHERE attempt_id = mine` (`postpone`, `quiet_down`, `transitions.close` after `fenced`).
+  An attempt that lost its row writes none. Evidence is not fenced: see `cleanup.evidence`.
+- `wakes` is compared by the statement that postpones, under the row's lock, so a wake between evaluation and settle is
+  either seen by it or comes after it and moves `due_at` itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+from django.db import connection, transaction
+from django.db.models.functions import Now
+
+from cleanup.backoff import ESCALATE_AFTER, ESCALATE_AT_FAILURES, PROTECTION
+from cleanup.clock import Clock
+from leases import audit
+from leases.models import Attempt, Obligation
+
+_PROTECTION = timedelta(seconds=PROTECTION)
+
+
+@dataclass(slots=True)
+class Claim:
+    """One obligation that this process works on. `renewed_at` is by `Clock`, taken before the statement was sent."""
+
+    obligation_id: int
+    attempt_id: UUID
+    kind: str
+    company_id: UUID
+    account_id: UUID
+    lease_id: UUID | None
+    operation_id: UUID | None
+    wakes: int
+    failures: int
+    busy_count: int
+    renewed_at: float
+    lost: bool = field(default=False)
+    """Its protection was not renewed any more: another attempt may have the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which obligations of an account are meant; nothing set means all."""
+
+    kinds: tuple[str, ...] = ()
+    company_id: UUID | None = None
+    lease_id: UUID | None = None
+    obligation_id: int | None = None
+
+
+ALL = Selection()
+
+_COLUMNS = (
+    "id, attempt_id, kind, company_id, account_id, lease_id, operation_id, wakes, failures, busy_count"  # of the claim
+)
+
+_LOCK_ACCOUNT = """
+SELECT concurrency_limit,
+       circuit = 'open' AS broken,
+       coalesce(blocked_until > now(), false) AS blocked
+  FROM leases_provideraccount WHERE id = %(account)s
+   FOR NO KEY UPDATE
+"""
+
+# What a person asked for goes first, then what is due longest. Probes are claimed on a blocked account, nothing else is.
+_CLAIM = """
+WITH room AS (
+    SELECT greatest(0, least(%(want)s, %(limit)s - count(*))) AS n
+      FROM leases_obligation
+     WHERE account_id = %(account)s AND attempt_id IS NOT NULL AND due_at > now()
+), picked AS (
+    SELECT id, attempt_id AS previous
+      FROM leases_obligation
+     WHERE account_id = %(account)s AND due_at <= now()
+       AND (kind = 'probe_account' OR NOT %(shut)s)
+       AND (%(kinds)s::text[] IS NULL OR kind = ANY(%(kinds)s))
+       AND (%(company)s::uuid IS NULL OR company_id = %(company)s)
+       AND (%(lease)s::uuid IS NULL OR lease_id = %(lease)s)
+       AND (%(obligation)s::bigint IS NULL OR id = %(obligation)s)
+     ORDER BY requests > requests_served DESC, due_at
+     LIMIT (SELECT n FROM room)
+       FOR UPDATE SKIP LOCKED
+), numbered AS (
+    SELECT id, previous, row_number() OVER () AS n FROM picked
+), superseded AS (
+    UPDATE leases_attempt a SET finished_at = now(), outcome = 'superseded'
+      FROM numbered WHERE a.id = numbered.previous AND a.finished_at IS NULL
+), claimed AS (
+    UPDATE leases_obligation o
+       SET attempt_id = ids.id, worker = %(worker)s, claimed_at = now(), due_at = now() + %(protection)s,
+           requests_served = requests
+      FROM numbered JOIN unnest(%(ids)s::uuid[]) WITH ORDINALITY AS ids(id, n) USING (n)
+     WHERE o.id = numbered.id
+    RETURNING o.*
+), history AS (
+    INSERT INTO leases_attempt (id, company_id, obligation_id, worker, claimed_at,
+                                announced_call, outcome, error_kind, error_excerpt)
+    SELECT attempt_id, company_id, id, worker, now(), '', '', '', '' FROM claimed
+)
+SELECT {columns} FROM claimed
+"""
+
+
+def new_ids(count: int) -> list[UUID]:
+    """Return attempt ids to claim with. Made before the statement, so that its lost reply can be asked about."""
+    return [uuid4() for _ in range(count)]
+
+
+def claim(
+    account_id: UUID, ids: Sequence[UUID], *, worker: str, clock: Clock, selection: Selection = ALL
+) -> list[Claim]:
+    """Claim up to `len(ids)` due obligations of an account and return them; fewer when its limit or the debt is less.
+
+    Raises Django's `OperationalError` when the connection broke; then `reclaim(ids)` tells what was claimed.
+    """
+    at = clock()
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(_LOCK_ACCOUNT, {"account": account_id})
+        row = cursor.fetchone()
+        if row is None:
+            return []
+        limit, broken, blocked = row
+        cursor.execute(
+            _CLAIM.format(columns=_COLUMNS),
+            {
+                "account": account_id,
+                "want": len(ids),
+                "limit": limit,
+                "shut": broken or blocked,
+                "kinds": list(selection.kinds) or None,
+                "company": selection.company_id,
+                "lease": selection.lease_id,
+                "obligation": selection.obligation_id,
+                "worker": worker,
+                "protection": _PROTECTION,
+                "ids": list(ids),
+            },
+        )
+        return [Claim(*row, renewed_at=at) for row in cursor.fetchall()]
+
+
+def reclaim(ids: Sequence[UUID], *, clock: Clock) -> list[Claim]:
+    """Return the obligations that carry these attempt ids, with their protection renewed (after a lost reply)."""
+    at = clock()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"UPDATE leases_obligation SET due_at = now() + %s WHERE attempt_id = ANY(%s) RETURNING {_COLUMNS}",  # noqa: S608
+            [_PROTECTION, list(ids)],
+        )
+        return [Claim(*row, renewed_at=at) for row in cursor.fetchall()]
+
+
+def renew(claims: Sequence[Claim], *, clock: Clock) -> None:
+    """Renew the protection of all these claims in one statement; those whose row was taken over are marked lost.
+
+    Touches nothing but `due_at` of rows that still carry the attempt, so a late renewal changes no settled row, no newer
+    attempt and no cooldown (domain I-13).
+    """
+    at = clock()
+    ids = [claim.attempt_id for claim in claims]
+    with transaction.atomic(), connection.cursor() as cursor:
+        # A row that somebody has locked is being written about at this moment. Waiting for it while holding others could
+        # deadlock with a Stop that locks several; it is renewed in the next round.
+        cursor.execute(
+            """
+            WITH mine AS (
+                SELECT id FROM leases_obligation WHERE attempt_id = ANY(%(ids)s) FOR UPDATE SKIP LOCKED
+            ), renewed AS (
+                UPDATE leases_obligation o SET due_at = now() + %(protection)s FROM mine WHERE o.id = mine.id
+                RETURNING o.attempt_id
+            )
+            SELECT attempt_id, attempt_id IN (SELECT attempt_id FROM renewed)
+              FROM leases_obligation WHERE attempt_id = ANY(%(ids)s)
+            """,
+            {"ids": ids, "protection": _PROTECTION},
+        )
+        kept: dict[UUID, bool] = dict(cursor.fetchall())
+    for one in claims:
+        if one.attempt_id not in kept:
+            one.lost = True
+        elif kept[one.attempt_id]:
+            one.renewed_at = max(one.renewed_at, at)
+
+
+def fenced(claim: Claim) -> Obligation | None:
+    """Lock and return the obligation if it is still this attempt's, else None.
+
+    The caller is in a transaction and has locked what comes before it (lease, operation, account).
+    """
+    row = (
+        Obligation.objects.select_for_update()
+        .filter(pk=claim.obligation_id, attempt_id=claim.attempt_id, closed_at__isnull=True)
+        .first()
+    )
+    if row is None:
+        claim.lost = True
+    return row
+
+
+def may_send(claim: Claim, bound: float, margin: float, *, clock: Clock) -> bool:
+    """Return whether a call of this bound still fits into the protection last renewed. Asked right before sending.
+
+    A fence stops writes, not calls: a worker that was suspended after its announcement must not send late.
+    """
+    return not claim.lost and clock() + bound + margin <= claim.renewed_at + PROTECTION
+
+
+_POSTPONE = """
+UPDATE leases_obligation
+   SET attempt_id = NULL, worker = NULL, claimed_at = NULL,
+       due_at = CASE WHEN requests > requests_served OR (%(heeds_wakes)s AND wakes <> %(wakes)s)
+                     THEN now() ELSE coalesce(%(until)s::timestamptz, now() + %(delay)s) END,
+       failures = failures + %(failed)s,
+       busy_count = CASE WHEN %(busy)s THEN busy_count + 1 WHEN %(keeps_busy)s THEN busy_count ELSE 0 END,
+       last_error_kind = CASE WHEN %(error_kind)s = '' AND %(failed)s = 0 THEN last_error_kind ELSE %(error_kind)s END,
+       escalated_at = coalesce(escalated_at, CASE
+           WHEN failures + %(failed)s >= %(escalate_failures)s OR owed_since <= now() - %(escalate_after)s
+           THEN now() END)
+ WHERE id = %(id)s AND attempt_id = %(attempt)s
+RETURNING escalated_at = now()
+"""
+
+
+def postpone(
+    claim: Claim,
+    outcome: Attempt.Outcome,
+    *,
+    delay: float = 0.0,
+    until: object = None,
+    failed: bool = False,
+    busy: bool = False,
+    error_kind: str = "",
+    excerpt: str = "",
+) -> bool:
+    """Give the row back, due later: in `delay` seconds of the database's clock, or at `until`. Returns whether it held.
+
+    A wake that came since the claim makes it due now instead; a failure keeps its cooldown, unless a person asked.
+    A hand-back keeps the busy count. Escalates once, at the fifth failure or when owed too long (design 5).
+    """
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(
+            _POSTPONE,
+            {
+                "id": claim.obligation_id,
+                "attempt": claim.attempt_id,
+                "wakes": claim.wakes,
+                "heeds_wakes": not failed,
+                "until": until,
+                "delay": timedelta(seconds=delay),
+                "failed": int(failed),
+                "busy": busy,
+                "keeps_busy": outcome == Attempt.Outcome.HANDED_BACK,
+                "error_kind": error_kind,
+                "escalate_failures": ESCALATE_AT_FAILURES,
+                "escalate_after": timedelta(seconds=ESCALATE_AFTER),
+            },
+        )
+        row = cursor.fetchone()
+        held = row is not None
+        finish_attempt(claim, outcome if held else Attempt.Outcome.SUPERSEDED, error_kind=error_kind, excerpt=excerpt)
+        if held and row[0]:
+            record_escalation(claim.obligation_id)
+    claim.lost = claim.lost or not held
+    return held
+
+
+def quiet_down(claim: Claim, why: Obligation.Quiet) -> bool:
+    """Make the row quiet: a person is needed. A wake that came since the claim makes it due now instead."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(
+            """
+            UPDATE leases_obligation
+               SET attempt_id = NULL, worker = NULL, claimed_at = NULL,
+                   due_at = CASE WHEN wakes <> %(wakes)s THEN now() END,
+                   quiet = CASE WHEN wakes <> %(wakes)s THEN '' ELSE %(why)s END
+             WHERE id = %(id)s AND attempt_id = %(attempt)s
+            RETURNING quiet
+            """,
+            {"id": claim.obligation_id, "attempt": claim.attempt_id, "wakes": claim.wakes, "why": why.value},
+        )
+        row = cursor.fetchone()
+        finish_attempt(claim, Attempt.Outcome.QUIETED if row else Attempt.Outcome.SUPERSEDED)
+        if row and row[0]:
+            obligation = Obligation.objects.get(pk=claim.obligation_id)
+            audit.record("obligation.quieted", obligation, company_id=claim.company_id, why=why.value)
+    return row is not None
+
+
+def finish_attempt(claim: Claim, outcome: Attempt.Outcome, *, error_kind: str = "", excerpt: str = "") -> None:
+    """Write the history of an attempt once; repeating it, or coming after its supersession, changes nothing."""
+    Attempt.objects.filter(pk=claim.attempt_id, finished_at__isnull=True).update(
+        finished_at=Now(), outcome=outcome, error_kind=error_kind, error_excerpt=excerpt[:300]
+    )
+
+
+def escalate_overdue(account_id: UUID) -> None:
+    """Escalate what this account has owed for too long without being tried (it was full, or nobody came).
+
+    Behind an open circuit the probe escalates for all of them (design 6).
+    """
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(
+            """
+            UPDATE leases_obligation o SET escalated_at = now()
+             WHERE o.account_id = %(account)s AND o.closed_at IS NULL AND o.due_at IS NOT NULL
+               AND o.escalated_at IS NULL AND o.owed_since <= now() - %(after)s
+               AND (o.kind = 'probe_account'
+                    OR EXISTS (SELECT 1 FROM leases_provideraccount a WHERE a.id = o.account_id AND a.circuit = 'closed'))
+            RETURNING o.id
+            """,
+            {"account": account_id, "after": timedelta(seconds=ESCALATE_AFTER)},
+        )
+        ids = [row[0] for row in cursor.fetchall()]
+        for pk in ids:
+            record_escalation(pk)
+
+
+def record_escalation(obligation_id: int) -> None:
+    """Write the one audit entry of an escalation, in its transaction."""
+    row = Obligation.objects.get(pk=obligation_id)
+    audit.record(
+        "obligation.escalated",
+        row,
+        company_id=row.company_id,
+        kind=row.kind,
+        failures=row.failures,
+        error_kind=row.last_error_kind,
+        lease=str(row.lease_id) if row.lease_id else None,
+    )

@@ -1,0 +1,178 @@
+"""Evidence and announcements: what an attempt writes before a call that changes something, and after it learned proof.
+
+A receipt is inserted whoever learned it, bound to the epoch that was read before the call; what it *means* is decided
+under the lease's lock: the attempt that still holds the row settles with it, a superseded one only wakes the row, whose
+next attempt finds the receipt. So a late answer is never lost, and never undoes what a newer attempt did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+from django.db.models import F
+from django.db.models.functions import Coalesce, Now
+
+from cleanup.backoff import PROTECTION
+from cleanup.claims import Claim, fenced, finish_attempt
+from cleanup.clock import Clock
+from leases import audit, transitions
+from leases.models import Attempt, Lease, Obligation, Receipt
+from leases.waking import wake
+from providers.contract import Ended
+
+Verb = Obligation.Verb
+Evidence = Receipt.Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The facts about a teardown as the database has them at one moment, read under the lease's lock."""
+
+    verb: Verb
+    drain_until: datetime | None
+    delete_announced: bool
+    epoch: int
+    receipt: Receipt | None
+    """A receipt of this epoch that already proves what the verb demands."""
+
+
+def standing(claim: Claim) -> Standing | None:
+    """Return the facts, or None when the row is no longer this attempt's."""
+    with transaction.atomic():
+        read = _read(claim)
+    return read[2] if read else None
+
+
+def announce(claim: Claim, call: str, still_due: Callable[[Standing], bool], *, clock: Clock) -> Standing | None:
+    """Read the facts again and, if the call is `still_due` by them, note it and renew the protection, all in one
+    transaction: after its commit the call may be sent for as long as the protection lasts.
+
+    Returns the facts read; what changed since the attempt began (a demand, a receipt, a hold) is thus decided on right
+    before each such call. None when the row is no longer this attempt's.
+    """
+    at = clock()
+    with transaction.atomic():
+        read = _read(claim)
+        if read is None:
+            return None
+        lease, row, facts = read
+        if not still_due(facts):
+            return facts
+        Attempt.objects.filter(pk=claim.attempt_id).update(
+            announced_call=call, announced_at=Now(), announced_epoch=lease.epoch
+        )
+        changes: dict[str, Any] = {"due_at": Now() + timedelta(seconds=PROTECTION)}
+        if call == "delete":
+            changes["delete_announced_at"] = Coalesce(F("delete_announced_at"), Now())
+        Obligation.objects.filter(pk=row.pk).update(**changes)
+    claim.renewed_at = max(claim.renewed_at, at)
+    return replace(facts, delete_announced=facts.delete_announced or call == "delete")
+
+
+def _read(claim: Claim) -> tuple[Lease, Obligation, Standing] | None:
+    lease = Lease.objects.select_for_update().get(pk=claim.lease_id)
+    row = fenced(claim)
+    if row is None:
+        return None
+    claim.wakes = row.wakes  # what those wakes told of is read here, under the lock
+    return (
+        lease,
+        row,
+        Standing(
+            verb=Verb(row.verb),
+            drain_until=row.drain_until if _draining(lease, row) else None,
+            delete_announced=row.delete_announced_at is not None,
+            epoch=lease.epoch,
+            receipt=satisfying(lease, Verb(row.verb)),
+        ),
+    )
+
+
+def satisfying(lease: Lease, verb: Verb) -> Receipt | None:
+    """Return a receipt of the lease's epoch that proves what this verb demands, if there is one."""
+    receipts = lease.receipts.filter(epoch=lease.epoch)
+    if verb == Verb.DELETE:
+        receipts = receipts.filter(evidence__in=[Evidence.DESTROYED, Evidence.ABSENT])
+    return receipts.order_by("pk").first()
+
+
+def settle_with(claim: Claim, evidence: Evidence, *, epoch: int, ended: Ended = Ended.KILLED) -> bool:
+    """Record the receipt and, if this attempt still holds the row, settle the lease with it. Returns whether it did.
+
+    Safe to repeat after a COMMIT whose reply was lost: the receipt is one per attempt and finding, the row closes once.
+    """
+    with transaction.atomic():
+        lease = Lease.objects.select_for_update().get(pk=claim.lease_id)
+        receipt, _ = Receipt.objects.get_or_create(
+            attempt_id=claim.attempt_id,
+            epoch=epoch,
+            evidence=evidence,
+            defaults={
+                "lease": lease,
+                "account_id": lease.account_id,
+                "company_uuid": lease.company_id,
+                "run_uuid": lease.run_id,
+                "resource_id": lease.resource_id,
+                "account_identity": lease.account_identity,
+                "ended": ended.value,
+            },
+        )
+        return _settle(claim, lease, receipt)
+
+
+def settle_by_receipt(claim: Claim, receipt: Receipt) -> bool:
+    """Settle with a receipt that another attempt learned. Returns whether this attempt still held the row."""
+    with transaction.atomic():
+        lease = Lease.objects.select_for_update().get(pk=claim.lease_id)
+        return _settle(claim, lease, receipt)
+
+
+def sighted_running(claim: Claim, epoch: int) -> None:
+    """A sandbox that was proven stopped in this epoch is seen running: it was started since. The epoch rises.
+
+    The stop that proves its end must come after that, so no receipt of the old epoch settles this teardown (design 4).
+    """
+    with transaction.atomic():
+        lease = Lease.objects.select_for_update().get(pk=claim.lease_id)
+        if lease.epoch == epoch and lease.receipts.filter(epoch=epoch).exists():
+            lease.epoch = epoch + 1
+            lease.save(update_fields=["epoch"])
+            audit.record("lease.sighted_running", lease, company_id=lease.company_id, epoch=lease.epoch)
+
+
+def _settle(claim: Claim, lease: Lease, receipt: Receipt) -> bool:
+    row = fenced(claim)
+    if row is None or not _proves(receipt, lease, Verb(row.verb)):
+        _tell_whoever_holds_it(lease)
+        if row is None:
+            finish_attempt(claim, Attempt.Outcome.SUPERSEDED)
+        return False
+    transitions.settle(lease, row, receipt)
+    finish_attempt(claim, Attempt.Outcome.PROVEN)
+    return True
+
+
+def _proves(receipt: Receipt, lease: Lease, verb: Verb) -> bool:
+    """Re-checked under the lock: the verb may have become stronger, the epoch may have risen, since it was decided."""
+    if receipt.epoch != lease.epoch:
+        return False
+    return verb != Verb.DELETE or receipt.evidence != Evidence.STOPPED
+
+
+def _tell_whoever_holds_it(lease: Lease) -> None:
+    for row in Obligation.objects.filter(lease=lease, kind=Obligation.Kind.TEARDOWN, closed_at__isnull=True):
+        wake(row.pk)
+
+
+def _draining(lease: Lease, row: Obligation) -> bool:
+    """Whether work is in flight that the drain bound still waits for. Decided by the database's clock."""
+    if row.drain_until is None:
+        return False
+    return (
+        Obligation.objects.filter(pk=row.pk, drain_until__gt=Now()).exists()
+        and lease.activities.filter(ended_at__isnull=True, deadline__gt=Now()).exists()
+    )

@@ -1,0 +1,15 @@
+"""One handler per kind of obligation, registered here and nowhere else."""
+
+from __future__ import annotations
+
+from cleanup.handlers.probe_account import probe_account
+from cleanup.handlers.recover_creation import recover_creation
+from cleanup.handlers.teardown import teardown
+from cleanup.work import Handler
+from leases.models import Obligation
+
+HANDLERS: dict[str, Handler] = {
+    Obligation.Kind.TEARDOWN: teardown,
+    Obligation.Kind.RECOVER_CREATION: recover_creation,
+    Obligation.Kind.PROBE_ACCOUNT: probe_account,
+}

@@ -1,0 +1,131 @@
+"""`manage.py sweep`: pay everything that is due now, in this process. No worker, no broker and no beat are needed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from argparse import ArgumentParser
+from typing import Any
+from uuid import UUID
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db.models import QuerySet
+from django.db.models.functions import Now
+from tqdm import tqdm
+
+from cleanup.claims import Selection
+from cleanup.engine import Engine, Tally, accounts_with_due_work
+from leases.models import Company, Lease, Obligation
+from providers import registry
+
+
+class Command(BaseCommand):
+    help = "Pay everything that is due now, in this process. Exit status 1 when something due stayed unpaid."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--dry-run", action="store_true", help="only show what is due; ask no provider")
+        parser.add_argument("--kind", action="append", default=[], help="only this kind (may be given again)")
+        parser.add_argument("--company", type=_uuid, help="only this company (its id)")
+        parser.add_argument("--provider", help="only accounts of this provider")
+        parser.add_argument("--lease", type=_uuid, help="only this lease (its id)")
+        parser.add_argument("--limit", type=int, help="work on at most so many")
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        selection = self._selection(options)
+        due = self._due(selection, options["provider"])
+        found = due.count()
+        if options["dry_run"]:
+            self._show_due(due, found, options)
+            return
+        tally, interrupted = self._work(selection, options, found)
+        left = self._due(selection, options["provider"]).count()
+        unpaid = left + sum(n for outcome, n in tally.outcomes.items() if outcome in _UNPAID)
+        self._say(tally, found, left, as_json=options["json"])
+        if interrupted:
+            sys.exit(130)
+        if unpaid:
+            sys.exit(1)
+
+    def _work(self, selection: Selection, options: dict[str, Any], found: int) -> tuple[Tally, bool]:
+        stop = threading.Event()
+        previous = {s: signal.signal(s, lambda *_: stop.set()) for s in (signal.SIGINT, signal.SIGTERM)}
+        total = Tally()
+        bar = tqdm(total=found, unit="row", desc="sweep", disable=options["json"] or not sys.stderr.isatty())
+        try:
+            for account_id in accounts_with_due_work(selection, provider=options["provider"]):
+                left = None if options["limit"] is None else options["limit"] - total.claimed
+                if stop.is_set() or left == 0:
+                    break
+                engine = Engine(stopping=stop.is_set, on_finished=lambda _: bar.update())
+                total.add(engine.sweep(account_id, seconds=float("inf"), selection=selection, limit=left))
+        finally:
+            bar.close()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        return total, stop.is_set()
+
+    def _selection(self, options: dict[str, Any]) -> Selection:
+        for kind in options["kind"]:
+            if kind not in Obligation.Kind.values:
+                raise CommandError(f"--kind: {kind!r} is none of {', '.join(Obligation.Kind.values)}")
+        if options["provider"] and options["provider"] not in registry.keys():
+            raise CommandError(f"--provider: {options['provider']!r} is none of {', '.join(registry.keys())}")
+        if options["company"] and not Company.objects.filter(pk=options["company"]).exists():
+            raise CommandError(f"--company: there is no company {options['company']}")
+        if options["lease"] and not Lease.objects.filter(pk=options["lease"]).exists():
+            raise CommandError(f"--lease: there is no lease {options['lease']}")
+        if options["limit"] is not None and options["limit"] < 1:
+            raise CommandError("--limit: must be at least 1")
+        return Selection(kinds=tuple(options["kind"]), company_id=options["company"], lease_id=options["lease"])
+
+    def _due(self, selection: Selection, provider: str | None) -> QuerySet[Obligation]:
+        due = Obligation.objects.filter(due_at__lte=Now())
+        if selection.kinds:
+            due = due.filter(kind__in=selection.kinds)
+        if selection.company_id:
+            due = due.filter(company_id=selection.company_id)
+        if selection.lease_id:
+            due = due.filter(lease_id=selection.lease_id)
+        if provider:
+            due = due.filter(account__provider=provider)
+        return due
+
+    def _show_due(self, due: QuerySet[Obligation], found: int, options: dict[str, Any]) -> None:
+        rows = list(due.select_related("account").order_by("due_at")[: options["limit"] or 1000])
+        if options["json"]:
+            rows_out = [
+                {
+                    "obligation": row.pk,
+                    "kind": row.kind,
+                    "verb": row.verb,
+                    "lease": str(row.lease_id) if row.lease_id else None,
+                    "account": row.account.name,
+                    "due_at": row.due_at.isoformat() if row.due_at else None,
+                }
+                for row in rows
+            ]
+            self.stdout.write(json.dumps({"dry_run": True, "due": found, "rows": rows_out}, indent=2))
+            return
+        for row in rows:
+            subject = f"lease {row.lease_id}" if row.lease_id else f"operation {row.operation_id}"
+            self.stdout.write(f"#{row.pk} {row.kind} {row.verb} of {subject} at {row.account.name}")
+        self.stdout.write(f"{found} due; nothing was asked or changed.")
+
+    def _say(self, tally: Tally, found: int, left: int, *, as_json: bool) -> None:
+        if as_json:
+            summary = {"due": found, "claimed": tally.claimed, "outcomes": tally.outcomes, "still_due": left}
+            self.stdout.write(json.dumps(summary, indent=2))
+            return
+        outcomes = ", ".join(f"{number} {name}" for name, number in sorted(tally.outcomes.items())) or "nothing to do"
+        self.stdout.write(f"{found} due, {tally.claimed} claimed: {outcomes}; {left} still due.")
+
+
+_UNPAID = frozenset({"failed", "busy", "quieted", "not_seen", "handed_back", "unwritten"})
+"""Outcomes after which something that was due is still owed."""
+
+
+def _uuid(text: str) -> UUID:
+    return UUID(text)

@@ -1,0 +1,104 @@
+"""What is owed, as one consistent snapshot: read-only, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+from django.db import connection, transaction
+
+from leases.models import Obligation
+
+_PER_KIND = """
+SELECT kind,
+       count(*) AS open,
+       count(*) FILTER (WHERE attempt_id IS NOT NULL AND due_at > now()) AS in_flight,
+       count(*) FILTER (WHERE attempt_id IS NULL AND due_at > now() AND failures + busy_count > 0) AS cooling,
+       count(*) FILTER (WHERE due_at <= now()) AS due,
+       count(*) FILTER (WHERE escalated_at IS NOT NULL) AS escalated,
+       count(*) FILTER (WHERE quiet <> '') AS quiet,
+       min(owed_since) AS oldest,
+       min(due_at) FILTER (WHERE attempt_id IS NULL) AS next_due
+  FROM leases_obligation WHERE closed_at IS NULL GROUP BY kind
+"""
+
+_QUIET = """
+SELECT kind, quiet, count(*) FROM leases_obligation WHERE closed_at IS NULL AND quiet <> '' GROUP BY kind, quiet
+ORDER BY kind, quiet
+"""
+
+_ACCOUNTS = """
+SELECT a.id, a.name, a.provider, a.circuit, a.blocked_until, count(o.id)
+  FROM leases_provideraccount a JOIN leases_obligation o ON o.account_id = a.id AND o.closed_at IS NULL
+ WHERE a.circuit = 'open' OR a.blocked_until > now()
+ GROUP BY a.id ORDER BY a.name
+"""
+
+_UNVERIFIED = "SELECT count(*) FROM leases_obligation WHERE closed_as = 'unverified'"
+
+
+@dataclass(frozen=True, slots=True)
+class KindReport:
+    """One kind of obligation. Times are the database's; None where there is none."""
+
+    kind: str
+    open: int = 0
+    in_flight: int = 0
+    cooling: int = 0
+    due: int = 0
+    escalated: int = 0
+    quiet: int = 0
+    oldest: datetime | None = None
+    next_due: datetime | None = None
+    quiet_because: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    at: datetime
+    kinds: tuple[KindReport, ...]
+    blocked_accounts: tuple[dict[str, Any], ...]
+    unverified: int
+    """Obligations that an operator ended without proof: the debt that stays visible."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def owed() -> Report:
+    """Return what is owed now. Raises Django's `DatabaseError` only."""
+    with _snapshot(), connection.cursor() as cursor:
+        cursor.execute("SELECT now()")
+        (at,) = cursor.fetchone()
+        cursor.execute(_QUIET)
+        because: dict[str, dict[str, int]] = {}
+        for kind, why, count in cursor.fetchall():
+            because.setdefault(kind, {})[why] = count
+        cursor.execute(_PER_KIND)
+        rows = {row[0]: KindReport(*row, quiet_because=because.get(row[0], {})) for row in cursor.fetchall()}
+        cursor.execute(_ACCOUNTS)
+        blocked = tuple(
+            {"id": str(pk), "name": name, "provider": provider, "circuit": circuit, "blocked_until": until, "open": count}
+            for pk, name, provider, circuit, until, count in cursor.fetchall()
+        )
+        cursor.execute(_UNVERIFIED)
+        (unverified,) = cursor.fetchone()
+    kinds = tuple(rows.get(kind, KindReport(kind)) for kind in Obligation.Kind.values)
+    return Report(at, kinds, blocked, unverified)
+
+
+@contextmanager
+def _snapshot() -> Iterator[None]:
+    """One read-only REPEATABLE READ transaction: all numbers are of one moment, and nothing can be changed.
+
+    Inside somebody's transaction (a test's) the isolation is theirs.
+    """
+    nested = connection.in_atomic_block
+    with transaction.atomic():
+        if not nested:
+            with connection.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        yield

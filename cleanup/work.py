@@ -1,0 +1,92 @@
+"""How a handler and the engine speak: a handler is a generator that yields calls, receives answers, and returns an outcome.
+
+The handler runs in the engine's thread and does the reading and the evidence; the engine makes each call in a thread of
+its own, outside any transaction, and writes the fenced disposition. So hundreds of calls are in flight over one
+database connection, and a handler reads from top to bottom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from cleanup.claims import Claim
+from cleanup.clock import Clock
+from leases.models import Obligation
+from providers.contract import ErrorKind
+from providers.registry import AnyProvider
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One provider call. `changes` says that it changes something: then it is sent only inside the protection.
+
+    Sent back into the generator is what `run` returned; thrown into it is the `ProviderError` that it raised.
+    """
+
+    name: str
+    run: Callable[[], Any]
+    within: float
+    changes: bool = False
+
+
+class NotSent(Exception):
+    """Thrown into a handler instead of an answer: the call was not made, because its protection no longer covers it."""
+
+
+# What a handler returns. The engine writes it, fenced; `Done` says that the handler settled in its own transaction.
+@dataclass(frozen=True, slots=True)
+class Done:
+    proven: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class InTransition:
+    transition: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotSeen:
+    """A look-up found nothing yet; look again in `delay` seconds."""
+
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    kind: ErrorKind
+    excerpt: str = ""
+    retry_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NeedsOperator:
+    why: Obligation.Quiet
+
+
+@dataclass(frozen=True, slots=True)
+class HandBack:
+    """Not worked: it is due again now, and nothing is counted."""
+
+
+Outcome = Done | Draining | InTransition | NotSeen | Failed | NeedsOperator | HandBack
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the engine gives to a handler."""
+
+    clock: Clock
+    open_recorded: Callable[[Any], AnyProvider]
+    """Opens the adapter that a row recorded; raises `NotReady`-kinds that the engine understands."""
+    installation: str
+
+
+Handler = Callable[[Claim, Context], Generator[Call, Any, Outcome]]

@@ -1,0 +1,36 @@
+"""What is owed: the model, its transitions and proof, and the functions that control planes call.
+
+Answers for recording ownership before a sandbox exists and for never forgetting it. How a debt is paid (claims, retries,
+workers, the beat) is the business of `cleanup`; how a provider is spoken to, of `providers`.
+
+    lease = leases.acquire(environment_id, company_id=company, run_id=run)
+    leases.bridge(lease.id).execute(["pytest", "-q"])
+    leases.release(lease.id)
+
+These names are loaded on first use, because Django's models may be imported only after its set-up.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from leases.acquisition import acquire
+    from leases.bridging import bridge
+    from leases.releasing import release, stop
+    from leases.retrying import retry
+
+__all__ = ["acquire", "bridge", "release", "retry", "stop"]
+
+_HOMES = {
+    "acquire": "leases.acquisition",
+    "bridge": "leases.bridging",
+    "release": "leases.releasing",
+    "stop": "leases.releasing",
+    "retry": "leases.retrying",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,92 @@
+"""Credentials, which are references and never secrets, and provider accounts with their limits and circuit."""
+
+from __future__ import annotations
+
+from django import forms
+from django.contrib import admin
+from django.utils.safestring import SafeString
+
+from leases.admin.schemas import ProviderChoice, schema_of, schemas
+from leases.admin.stock import CheckedForm, Editable
+from leases.admin.times import badge, of_row
+from leases.models import Credential, ProviderAccount
+
+
+class CredentialForm(CheckedForm[Credential]):
+    # Whoever pastes a secret by mistake is refused; the page that says so does not repeat it, as a password field would not.
+    reference = forms.CharField(
+        max_length=500,
+        widget=forms.TextInput(attrs={"class": "vTextField", "autocomplete": "off", "spellcheck": "false"}),
+        help_text="Where the secret is found: env:NAME or file:/absolute/path. Never the secret itself.",
+    )
+
+
+@admin.register(Credential)
+class CredentialAdmin(Editable[Credential]):
+    form = CredentialForm
+    list_display = ("name", "company", "reference", "shown_status", "created")
+    list_filter = ("status", "company")
+    list_select_related = ("company",)
+    search_fields = ("name", "reference", "company__name")
+    autocomplete_fields = ("company",)
+    ordering = ("name",)
+    fields = ("company", "name", "reference", "status", "id", "created_at")
+    readonly_fields = ("id", "created_at")
+
+    @admin.display(description="status", ordering="status")
+    def shown_status(self, credential: Credential) -> SafeString:
+        return badge(
+            credential.get_status_display(), "good" if credential.status == Credential.Status.ACTIVE else "plain"
+        )
+
+    @admin.display(description="created", ordering="created_at")
+    def created(self, credential: Credential) -> SafeString | str:
+        return of_row(credential, "created_at")
+
+
+class AccountForm(CheckedForm[ProviderAccount]):
+    same_company = ("credential",)
+    provider = ProviderChoice()
+
+
+@admin.register(ProviderAccount)
+class ProviderAccountAdmin(Editable[ProviderAccount]):
+    form = AccountForm
+    written_once = ("company", "provider")
+    list_display = ("name", "provider", "company", "shown_circuit", "blocked", "concurrency_limit", "attested_identity")
+    list_filter = ("provider", "circuit", "company")
+    list_select_related = ("company",)
+    search_fields = ("name", "attested_identity", "company__name")
+    autocomplete_fields = ("company", "credential")
+    ordering = ("name",)
+    readonly_fields = (
+        "attested_identity",
+        "expected_endpoint",
+        "circuit",
+        "circuit_failures",
+        "hinted_until",
+        "id",
+        "created_at",
+    )
+    fieldsets = (
+        (None, {"fields": ("company", "name", "provider", "endpoint", "expected_endpoint", "credential")}),
+        ("Limits", {"fields": ("concurrency_limit", "blocked_until")}),
+        (
+            "Written by the system",
+            {"fields": ("attested_identity", "circuit", "circuit_failures", "hinted_until", "id", "created_at")},
+        ),
+    )
+
+    @admin.display(description="What an endpoint says")
+    def expected_endpoint(self, account: ProviderAccount) -> SafeString:
+        return schema_of(account.provider, "Endpoint") if account.provider else schemas("Endpoint")
+
+    @admin.display(description="circuit", ordering="circuit")
+    def shown_circuit(self, account: ProviderAccount) -> SafeString:
+        if account.circuit == ProviderAccount.Circuit.OPEN:
+            return badge("open", "bad")
+        return badge("closed", "good")
+
+    @admin.display(description="blocked until", ordering="blocked_until")
+    def blocked(self, account: ProviderAccount) -> SafeString | str:
+        return of_row(account, "blocked_until")

@@ -1,0 +1,25 @@
+"""The log of who did what, to look at."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.utils.safestring import SafeString
+
+from leases.admin.stock import ViewOnly
+from leases.admin.times import of_row
+from leases.models import ActivityEntry
+
+
+@admin.register(ActivityEntry)
+class ActivityEntryAdmin(ViewOnly[ActivityEntry]):
+    identities = ("subject_id", "company_id")
+    list_display = ("action", "actor", "subject_type", "subject_id", "reason", "company", "happened")
+    list_filter = ("subject_type", "company")
+    list_select_related = ("company",)
+    search_fields = ("action__startswith", "actor__startswith", "subject_id__exact", "reason")
+    date_hierarchy = "at"
+    ordering = ("-at", "-id")
+
+    @admin.display(description="when", ordering="at")
+    def happened(self, entry: ActivityEntry) -> SafeString | str:
+        return of_row(entry, "at")

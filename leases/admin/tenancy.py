@@ -1,0 +1,96 @@
+"""Installation, companies, issues and runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
+
+from leases.admin.stock import CheckedForm, Editable, ViewOnly
+from leases.admin.times import badge, of_row
+from leases.models import Company, Installation, Issue, Run
+
+
+@admin.register(Installation)
+class InstallationAdmin(ViewOnly[Installation]):
+    list_display = ("id",)
+    search_fields = ("id",)
+
+
+@admin.register(Company)
+class CompanyAdmin(Editable[Company]):
+    list_display = ("__str__", "id", "created", "closed")
+    list_filter = (("closed_at", admin.EmptyFieldListFilter),)
+    search_fields = ("name",)
+    ordering = ("name", "id")
+    fields = ("name", "closed_at", "id", "created_at")
+    readonly_fields = ("id", "created_at")
+    written_once = ()
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False  # a company is closed and leaves its tombstone, which its history keeps pointing at
+
+    @admin.display(description="created", ordering="created_at")
+    def created(self, company: Company) -> SafeString | str:
+        return of_row(company, "created_at")
+
+    @admin.display(description="closed", ordering="closed_at")
+    def closed(self, company: Company) -> SafeString | str:
+        return of_row(company, "closed_at")
+
+
+@admin.register(Issue)
+class IssueAdmin(Editable[Issue]):
+    list_display = ("title", "company", "id", "created")
+    list_filter = ("company",)
+    list_select_related = ("company",)
+    search_fields = ("title", "company__name")
+    autocomplete_fields = ("company",)
+    date_hierarchy = "created_at"
+    ordering = ("-created_at",)
+    fields = ("company", "title", "id", "created_at")
+    readonly_fields = ("id", "created_at")
+
+    @admin.display(description="created", ordering="created_at")
+    def created(self, issue: Issue) -> SafeString | str:
+        return of_row(issue, "created_at")
+
+
+class RunForm(CheckedForm[Run]):
+    same_company = ("issue",)
+
+
+@admin.register(Run)
+class RunAdmin(Editable[Run]):
+    form = RunForm
+    identities = ("id", "issue_id")
+    list_display = ("id", "shown_status", "company", "issue", "controller_id", "controller_until", "created", "finished")
+    list_filter = ("status", "company")
+    list_select_related = ("company", "issue")
+    search_fields = ("controller_id", "issue__title", "company__name")
+    autocomplete_fields = ("company", "issue")
+    date_hierarchy = "created_at"
+    ordering = ("-created_at",)
+    readonly_fields = ("id", "created_at")
+    fieldsets = (
+        (None, {"fields": ("company", "issue", "status", "finished_at", "id", "created_at")}),
+        ("Controller", {"fields": ("controller_id", "controller_generation", "controller_expires_at")}),
+    )
+
+    @admin.display(description="status", ordering="status")
+    def shown_status(self, run: Run) -> SafeString:
+        return badge(run.get_status_display(), "good" if run.is_live else "plain")
+
+    @admin.display(description="controller until", ordering="controller_expires_at")
+    def controller_until(self, run: Run) -> SafeString | str:
+        return of_row(run, "controller_expires_at")
+
+    @admin.display(description="created", ordering="created_at")
+    def created(self, run: Run) -> SafeString | str:
+        return of_row(run, "created_at")
+
+    @admin.display(description="finished", ordering="finished_at")
+    def finished(self, run: Run) -> SafeString | str:
+        return of_row(run, "finished_at")

@@ -1,0 +1,114 @@
+"""The bridge: work between host and sandbox, admitted only while the lease is active.
+
+Admission is decided under the lease's row lock (`FOR SHARE`: work does not exclude work, release excludes it), so what
+is admitted is either seen by the release, which then drains it, or refused. Work that was admitted and finds the lease
+released right before it begins backs out. The end of each activity wakes the teardown (trigger).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from uuid import UUID
+
+from django.db import transaction
+from django.db.models.functions import Now
+
+from leases import bounds
+from leases.calling import open_recorded
+from leases.credentials import SecretUnavailable
+from leases.errors import AdmissionClosed, NotFound, WorkFailed
+from leases.models import BridgeActivity, Lease
+from providers.contract import Command, Execution, ProviderError
+from providers.registry import ConfigurationError, ProviderUnavailable
+
+Outcome = BridgeActivity.Outcome
+
+
+class Bridge:
+    """The way into one lease's sandbox. Holds no connection and no state; every piece of work is admitted on its own."""
+
+    def __init__(self, lease_id: UUID, company_id: UUID | None = None) -> None:
+        self.lease_id = lease_id
+        self.company_id = company_id
+
+    def execute(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout: float = 60.0,
+    ) -> Execution:
+        """Run a command in the sandbox and return what became of it; `timeout` in seconds ends it.
+
+        Raises `AdmissionClosed` when the lease takes no work (any more), `WorkFailed` when the provider could not run it.
+        """
+        command = Command(tuple(argv), cwd=cwd, env=dict(env or {}), stdin=stdin, timeout=timeout)
+        within = timeout + bounds.EXECUTE_OVERHEAD
+        lease, activity = self._admit(BridgeActivity.Kind.EXECUTE, within)
+        outcome, exit_code, error_kind = Outcome.FAILED, None, ""
+        try:
+            provider = open_recorded(lease)
+            if not self._still_open():
+                outcome = Outcome.BACKED_OUT
+                raise AdmissionClosed("the lease was released before the work began; it backed out")
+            execution = provider.execute(lease.resource_id, command, within=within)
+            outcome, exit_code = Outcome.COMPLETED, execution.exit_code
+            return execution
+        except ProviderError as error:
+            error_kind = error.kind.value
+            raise WorkFailed(f"the provider could not run the command: {error}", code=error_kind) from error
+        except (ProviderUnavailable, SecretUnavailable, ConfigurationError) as error:
+            raise WorkFailed(str(error), code="not_ready") from error
+        finally:
+            self._end(activity, outcome, exit_code=exit_code, error_kind=error_kind)
+
+    @contextmanager
+    def activity(self, *, timeout: float, kind: str = BridgeActivity.Kind.SYNC) -> Iterator[BridgeActivity]:
+        """Admit work that the caller does by its own means; its teardown waits for the end of the block, for at most
+        the drain bound. Raises `AdmissionClosed`. `timeout` in seconds; past it the work holds nothing any more.
+        """
+        _, activity = self._admit(kind, timeout)
+        outcome = Outcome.FAILED
+        try:
+            if not self._still_open():
+                outcome = Outcome.BACKED_OUT
+                raise AdmissionClosed("the lease was released before the work began; it backed out")
+            yield activity
+            outcome = Outcome.COMPLETED
+        finally:
+            self._end(activity, outcome)
+
+    def _admit(self, kind: str, seconds: float) -> tuple[Lease, BridgeActivity]:
+        with transaction.atomic():
+            # FOR SHARE through the ORM does not exist; the row is locked by the statement below it in one round trip.
+            lease = Lease.objects.raw(
+                "SELECT * FROM leases_lease WHERE id = %s AND (%s::uuid IS NULL OR company_id = %s::uuid) FOR SHARE",
+                [self.lease_id, self.company_id, self.company_id],
+            )
+            for row in lease:
+                if row.state != Lease.State.ACTIVE:
+                    raise AdmissionClosed(f"the lease is {row.get_state_display()} and takes no work any more")
+                activity = BridgeActivity.objects.create(
+                    company_id=row.company_id, lease=row, kind=kind, deadline=Now() + timedelta(seconds=seconds)
+                )
+                return row, activity
+        raise NotFound(f"no lease {self.lease_id} in this company")
+
+    def _still_open(self) -> bool:
+        return Lease.objects.filter(pk=self.lease_id, state=Lease.State.ACTIVE).exists()
+
+    def _end(
+        self, activity: BridgeActivity, outcome: str, *, exit_code: int | None = None, error_kind: str = ""
+    ) -> None:
+        BridgeActivity.objects.filter(pk=activity.pk, ended_at__isnull=True).update(
+            ended_at=Now(), outcome=outcome, exit_code=exit_code, error_kind=error_kind
+        )
+
+
+def bridge(lease_id: UUID, *, company_id: UUID | None = None) -> Bridge:
+    """Return the bridge into a lease's sandbox. Asks nothing yet; `company_id` restricts it to that tenant's leases."""
+    return Bridge(lease_id, company_id)

@@ -1,0 +1,55 @@
+"""What the public functions refuse, and how it is told to a caller. Nothing is half-written when one is raised."""
+
+from __future__ import annotations
+
+
+class LeaseError(Exception):
+    """Base of every refusal. `code` is stable and short; the text is a sentence for people."""
+
+    code = "lease_error"
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+
+
+class NotFound(LeaseError):
+    """No such row in this company."""
+
+    code = "not_found"
+
+
+class AcquireRefused(LeaseError):
+    """Refused before any provider was asked to create anything. Nothing is owned."""
+
+    code = "acquire_refused"
+
+
+class AcquireFailed(LeaseError):
+    """The provider answered that nothing was allocated. Nothing is owned."""
+
+    code = "acquire_failed"
+
+
+class AcquireUncertain(LeaseError):
+    """The provider's answer was lost: a sandbox may exist. It is owned by its operation and will be found and destroyed."""
+
+    code = "acquire_uncertain"
+
+
+class AcquireRejected(LeaseError):
+    """The sandbox came to be, and may no longer be attached (stopped, run over, environment archived). It is being
+    destroyed."""
+
+    code = "acquire_rejected"
+
+
+class AdmissionClosed(LeaseError):
+    """The lease takes no work any more, because it was released."""
+
+    code = "admission_closed"
+
+
+class WorkFailed(LeaseError):
+    """The provider could not run the work. `code` is the provider's error kind."""

@@ -1,0 +1,27 @@
+"""The tables. One subject per module; rules that PostgreSQL can hold are constraints here or triggers in `leases/sql`."""
+
+from leases.models.accounts import Credential, ProviderAccount
+from leases.models.audit import ActivityEntry
+from leases.models.environments import Environment
+from leases.models.journal import Operation
+from leases.models.lease import BridgeActivity, Lease
+from leases.models.obligations import Attempt, Obligation
+from leases.models.receipts import Receipt
+from leases.models.tenancy import Company, Installation, Issue, Run
+
+__all__ = [
+    "ActivityEntry",
+    "Attempt",
+    "BridgeActivity",
+    "Company",
+    "Credential",
+    "Environment",
+    "Installation",
+    "Issue",
+    "Lease",
+    "Obligation",
+    "Operation",
+    "ProviderAccount",
+    "Receipt",
+    "Run",
+]

@@ -1,0 +1,136 @@
+"""A lease, one use of one sandbox, and the work that goes through its bridge."""
+
+from __future__ import annotations
+
+import uuid
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from leases.models.accounts import ProviderAccount
+from leases.models.environments import Environment, Policy
+from leases.models.tenancy import Company, Issue, Run
+
+
+class Lease(models.Model):
+    """One use of one sandbox. `state` is written by `leases.transitions` alone.
+
+    `provider`, `endpoint`, `credential_reference`, `account_identity` and `config` are a snapshot taken at acquisition:
+    teardown works from them, never from the environment of the day. `epoch` counts confirmed starts of the sandbox; a
+    receipt proves only the epoch it names. `expires_at` holds nothing but a deadline that the provider attested.
+    """
+
+    class State(models.TextChoices):
+        ACTIVE = "active"
+        RELEASED = "released"
+        RETAINED = "retained"
+        PENDING_CLEANUP = "pending_cleanup", "pending cleanup"
+        EXPIRED = "expired"
+        FAILED = "failed"
+
+    class Outcome(models.TextChoices):
+        """How the use went, as its holder says on release."""
+
+        SUCCEEDED = "succeeded"
+        FAILED = "failed"
+
+    LIVE = (State.ACTIVE, State.PENDING_CLEANUP, State.RETAINED)
+    """States in which this lease is the owner of its sandbox; at most one such lease per sandbox."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    company = models.ForeignKey(Company, on_delete=models.PROTECT)
+    environment = models.ForeignKey(Environment, null=True, blank=True, on_delete=models.SET_NULL)
+    issue = models.ForeignKey(Issue, null=True, blank=True, on_delete=models.PROTECT)
+    run = models.ForeignKey(Run, null=True, blank=True, on_delete=models.PROTECT)
+    account = models.ForeignKey(ProviderAccount, on_delete=models.PROTECT)
+    state = models.CharField(max_length=20, choices=State.choices)
+    policy = models.CharField(max_length=40, choices=Policy.choices)
+    outcome = models.CharField(max_length=10, choices=Outcome.choices, blank=True)
+    reason = models.CharField(max_length=60, blank=True, help_text="Short code: why it left the active state.")
+
+    provider = models.CharField(max_length=50)
+    endpoint = models.JSONField(default=dict)
+    credential_reference = models.CharField(max_length=500, blank=True)
+    account_identity = models.CharField(max_length=500)
+    config = models.JSONField(default=dict)
+    drain_seconds = models.PositiveIntegerField(default=30)
+    hourly_price = models.DecimalField(max_digits=10, decimal_places=4, null=True, blank=True)
+
+    resource_id = models.CharField(max_length=200)
+    resource_name = models.CharField(max_length=63)
+    epoch = models.PositiveIntegerField(default=1)
+    expires_at = models.DateTimeField(null=True, blank=True)
+    files_lost = models.BooleanField(default=False, help_text="Destroyed although its files were to be kept.")
+
+    acquired_at = models.DateTimeField(db_default=Now())
+    released_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(state__in=["active", "released", "retained", "pending_cleanup", "expired", "failed"]),
+                name="lease_state_is_known",
+            ),
+            models.CheckConstraint(condition=Q(policy__in=Policy.values), name="lease_policy_is_known"),
+            models.CheckConstraint(condition=Q(outcome__in=["", "succeeded", "failed"]), name="lease_outcome_is_known"),
+            models.CheckConstraint(
+                condition=Q(state="active", released_at__isnull=True) | ~Q(state="active") & Q(released_at__isnull=False),
+                name="lease_is_active_until_released",
+            ),
+            models.CheckConstraint(condition=~Q(resource_id=""), name="lease_names_its_sandbox"),
+            models.CheckConstraint(condition=Q(epoch__gte=1), name="lease_epoch_is_positive"),
+            models.UniqueConstraint(
+                fields=["account", "resource_id"],
+                condition=Q(state__in=["active", "pending_cleanup", "retained"]),
+                name="lease_is_the_only_live_one_of_its_sandbox",
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["company", "state"], name="lease_company_state"),
+            models.Index(fields=["resource_id"], name="lease_resource"),
+            models.Index(fields=["-acquired_at"], name="lease_newest_first"),
+        ]
+
+    def __str__(self) -> str:
+        return f"lease {self.id} ({self.get_state_display()})"
+
+
+class BridgeActivity(models.Model):
+    """One piece of accepted work between host and sandbox. Open until `ended_at`; past its deadline it holds nothing."""
+
+    class Kind(models.TextChoices):
+        EXECUTE = "execute"
+        SYNC = "sync"
+
+    class Outcome(models.TextChoices):
+        COMPLETED = "completed"
+        FAILED = "failed"
+        BACKED_OUT = "backed_out", "backed out: the lease was released before it began"
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    company = models.ForeignKey(Company, on_delete=models.PROTECT)
+    lease = models.ForeignKey(Lease, on_delete=models.PROTECT, related_name="activities")
+    kind = models.CharField(max_length=10, choices=Kind.choices, default=Kind.EXECUTE)
+    started_at = models.DateTimeField(db_default=Now())
+    deadline = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, blank=True)
+    outcome = models.CharField(max_length=12, choices=Outcome.choices, blank=True)
+    exit_code = models.IntegerField(null=True, blank=True)
+    error_kind = models.CharField(max_length=20, blank=True)
+
+    class Meta:
+        verbose_name_plural = "bridge activities"
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(ended_at__isnull=True, outcome="")
+                | Q(ended_at__isnull=False, outcome__in=["completed", "failed", "backed_out"]),
+                name="activity_ends_with_an_outcome",
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["lease"], condition=Q(ended_at__isnull=True), name="activity_open"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} in {self.lease_id}"

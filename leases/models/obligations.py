@@ -1,0 +1,191 @@
+"""What is owed, and the history of the attempts to pay it."""
+
+from __future__ import annotations
+
+import uuid
+
+from django.db import models
+from django.db.models import F, Q
+from django.db.models.functions import Now
+
+from leases.models.accounts import ProviderAccount
+from leases.models.journal import Operation
+from leases.models.lease import Lease
+from leases.models.tenancy import Company
+
+
+class Obligation(models.Model):
+    """One thing still owed. An open row with `due_at` is all that work ever starts from; a message is only a hint.
+
+    Claimed while `attempt_id` is set; `due_at` is then the end of that attempt's protection. `wakes` counts facts that
+    changed; a settle that finds it moved since its claim makes the row due at once. The claim and the settle live in
+    `cleanup.claims`; waking lives in the database function `leases_wake`.
+    """
+
+    class Kind(models.TextChoices):
+        TEARDOWN = "teardown", "stop or destroy a lease's sandbox, proven"
+        RECOVER_CREATION = "recover_creation", "find out what became of a creation"
+        PROBE_ACCOUNT = "probe_account", "ask a blocked account whether it works again"
+
+    class Verb(models.TextChoices):
+        STOP_ONLY = "stop_only", "stop, never delete"
+        STOP_OR_DELETE = "stop_or_delete", "stop, delete if that fails"
+        DELETE = "delete"
+
+    class ClosedAs(models.TextChoices):
+        PROVEN = "proven", "a receipt proves it"
+        UNVERIFIED = "unverified", "an operator ended the retries; the debt stays visible"
+        HANDED_OVER = "handed_over", "another obligation took it over"
+        NOTHING_OWED = "nothing_owed", "nothing was owed any more"
+
+    class Quiet(models.TextChoices):
+        """Why a person is needed. The write that ends the fact wakes the row."""
+
+        CREATION_NOT_FOUND = "creation_not_found", "look for it at the provider: its creation window passed unseen"
+        NO_LOOKUP = "no_lookup", "find the sandbox by hand: this provider cannot look a creation up by name"
+        FOREIGN_MARKS = "foreign_marks", "the sandbox carries another installation's marks; decide whose it is"
+        IDENTITY_CONFLICT = "identity_conflict", "two different sandboxes answer for one creation; decide which is ours"
+        INVALID_SNAPSHOT = "invalid_snapshot", "the recorded configuration no longer fits the provider's schema"
+
+    id = models.BigAutoField(primary_key=True)
+    company = models.ForeignKey(Company, on_delete=models.PROTECT)
+    kind = models.CharField(max_length=20, choices=Kind.choices)
+    account = models.ForeignKey(ProviderAccount, on_delete=models.PROTECT, related_name="obligations")
+    lease = models.ForeignKey(Lease, null=True, blank=True, on_delete=models.PROTECT, related_name="obligations")
+    operation = models.ForeignKey(
+        Operation, null=True, blank=True, on_delete=models.PROTECT, related_name="obligations"
+    )
+    probed_account = models.ForeignKey(
+        ProviderAccount, null=True, blank=True, on_delete=models.PROTECT, related_name="probes"
+    )
+
+    verb = models.CharField(max_length=20, choices=Verb.choices, blank=True)
+    drain_until = models.DateTimeField(null=True, blank=True)
+    delete_announced_at = models.DateTimeField(
+        null=True, blank=True, help_text="When a destroying call was first announced."
+    )
+
+    due_at = models.DateTimeField(null=True, blank=True)
+    owed_since = models.DateTimeField(db_default=Now(), editable=False)
+    attempt_id = models.UUIDField(null=True, blank=True)
+    worker = models.CharField(max_length=200, null=True, blank=True)  # noqa: DJ001 - null together with attempt_id
+    claimed_at = models.DateTimeField(null=True, blank=True)
+    wakes = models.PositiveBigIntegerField(default=0)
+    requests = models.PositiveIntegerField(default=0, help_text="Attempts that a person asked for (Stop, Retry).")
+    requests_served = models.PositiveIntegerField(default=0)
+    failures = models.PositiveIntegerField(default=0)
+    busy_count = models.PositiveIntegerField(default=0)
+    last_error_kind = models.CharField(max_length=20, blank=True)
+    escalated_at = models.DateTimeField(null=True, blank=True)
+    quiet = models.CharField(max_length=20, choices=Quiet.choices, blank=True)
+    closed_at = models.DateTimeField(null=True, blank=True)
+    closed_as = models.CharField(max_length=20, choices=ClosedAs.choices, blank=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(kind="teardown", lease__isnull=False, operation__isnull=True, probed_account__isnull=True)
+                | Q(kind="recover_creation", lease__isnull=True, operation__isnull=False, probed_account__isnull=True)
+                | Q(kind="probe_account", lease__isnull=True, operation__isnull=True, probed_account=F("account")),
+                name="obligation_has_the_subject_of_its_kind",
+            ),
+            models.CheckConstraint(
+                condition=Q(attempt_id__isnull=True, worker__isnull=True, claimed_at__isnull=True)
+                | Q(attempt_id__isnull=False, worker__isnull=False, claimed_at__isnull=False),
+                name="obligation_claim_is_whole",
+            ),
+            models.CheckConstraint(
+                condition=(Q(due_at__isnull=True) & (~Q(quiet="") | Q(closed_at__isnull=False)))
+                | (Q(due_at__isnull=False) & Q(quiet="") & Q(closed_at__isnull=True)),
+                name="obligation_is_due_unless_quiet_or_closed",
+            ),
+            models.CheckConstraint(
+                condition=Q(due_at__isnull=False) | Q(attempt_id__isnull=True),
+                name="obligation_claimed_only_while_due",
+            ),
+            models.CheckConstraint(
+                condition=Q(closed_at__isnull=True, closed_as="") | (Q(closed_at__isnull=False) & ~Q(closed_as="")),
+                name="obligation_closes_as_something",
+            ),
+            models.CheckConstraint(
+                condition=Q(kind="teardown", verb__in=["stop_only", "stop_or_delete", "delete"])
+                | ~Q(kind="teardown") & Q(verb="", drain_until__isnull=True),
+                name="obligation_verb_is_a_teardowns",
+            ),
+            models.CheckConstraint(
+                condition=Q(requests_served__lte=F("requests")), name="obligation_serves_what_was_requested"
+            ),
+            models.UniqueConstraint(
+                fields=["lease", "kind"],
+                condition=Q(closed_at__isnull=True, lease__isnull=False),
+                name="obligation_is_one_per_lease_and_kind",
+            ),
+            models.UniqueConstraint(
+                fields=["operation", "kind"],
+                condition=Q(closed_at__isnull=True, operation__isnull=False),
+                name="obligation_is_one_per_operation_and_kind",
+            ),
+            models.UniqueConstraint(
+                fields=["probed_account", "kind"],
+                condition=Q(closed_at__isnull=True, probed_account__isnull=False),
+                name="obligation_is_one_per_account_and_kind",
+            ),
+            models.UniqueConstraint(
+                fields=["attempt_id"], condition=Q(attempt_id__isnull=False), name="obligation_attempt_is_its_own"
+            ),
+        ]
+        indexes = [
+            # What the claim and the beat's alarm read: open rows only, so that history costs them nothing.
+            models.Index(fields=["account", "due_at"], condition=Q(due_at__isnull=False), name="obligation_due"),
+            models.Index(fields=["account"], condition=Q(requests__gt=F("requests_served")), name="obligation_urgent"),
+            models.Index(fields=["account", "due_at"], condition=Q(attempt_id__isnull=False), name="obligation_claimed"),
+            models.Index(fields=["kind"], condition=Q(closed_at__isnull=True), name="obligation_open"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} #{self.pk}"
+
+    @property
+    def is_open(self) -> bool:
+        return self.closed_at is None
+
+
+class Attempt(models.Model):
+    """One claim of an obligation. `announced_*` is the last call that was about to be made; written before it is sent."""
+
+    class Outcome(models.TextChoices):
+        PROVEN = "proven"
+        FAILED = "failed"
+        BUSY = "busy"
+        DRAINING = "draining"
+        NOT_SEEN = "not_seen", "not seen yet"
+        NOTHING_OWED = "nothing_owed", "nothing owed any more"
+        HANDED_OVER = "handed_over", "handed over"
+        HANDED_BACK = "handed_back", "handed back unworked"
+        QUIETED = "quieted", "a person is needed"
+        SUPERSEDED = "superseded", "its protection ended and another attempt took over"
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    company = models.ForeignKey(Company, on_delete=models.PROTECT)
+    obligation = models.ForeignKey(Obligation, on_delete=models.PROTECT, related_name="attempts")
+    worker = models.CharField(max_length=200)
+    claimed_at = models.DateTimeField(db_default=Now(), editable=False)
+    announced_call = models.CharField(max_length=20, blank=True)
+    announced_at = models.DateTimeField(null=True, blank=True)
+    announced_epoch = models.PositiveIntegerField(null=True, blank=True)
+    finished_at = models.DateTimeField(null=True, blank=True)
+    outcome = models.CharField(max_length=12, choices=Outcome.choices, blank=True)
+    error_kind = models.CharField(max_length=20, blank=True)
+    error_excerpt = models.CharField(max_length=300, blank=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(finished_at__isnull=True, outcome="") | (Q(finished_at__isnull=False) & ~Q(outcome="")),
+                name="attempt_finishes_with_an_outcome",
+            ),
+        ]
+        indexes = [models.Index(fields=["obligation", "claimed_at"], name="attempt_history")]
+
+    def __str__(self) -> str:
+        return f"attempt {self.id} ({self.outcome or 'running'})"

@@ -1,0 +1,106 @@
+"""Whose the work is: the installation, the tenants, and the work items that sandboxes are rented for."""
+
+from __future__ import annotations
+
+import uuid
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+
+class Installation(models.Model):
+    """This installation's identity, one row, made at its first use. Every sandbox of ours carries it as a mark."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    only = models.BooleanField(default=True, unique=True, editable=False)
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(only=True), name="installation_is_one_row")]
+
+    def __str__(self) -> str:
+        return str(self.id)
+
+    @classmethod
+    def current(cls) -> Installation:
+        """Return this installation. Two processes that make it at once get the same row (`only` is unique)."""
+        return cls.objects.get_or_create(only=True)[0]
+
+
+class Company(models.Model):
+    """The tenant. Every other row belongs to one, and a match across companies is refused everywhere."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    name = models.CharField(max_length=200, blank=True)
+    created_at = models.DateTimeField(db_default=Now(), editable=False)
+    closed_at = models.DateTimeField(null=True, blank=True, help_text="Set when closed: admits nothing new.")
+
+    class Meta:
+        verbose_name_plural = "companies"
+
+    def __str__(self) -> str:
+        return self.name or f"closed company {self.id}"
+
+
+class Issue(models.Model):
+    """The work item that runs belong to."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    company = models.ForeignKey(Company, on_delete=models.PROTECT)
+    title = models.CharField(max_length=300)
+    created_at = models.DateTimeField(db_default=Now(), editable=False)
+
+    def __str__(self) -> str:
+        return self.title
+
+
+class Run(models.Model):
+    """One execution of a work item. Live runs hold their leases; a terminal status never proves that a sandbox ended."""
+
+    class Status(models.TextChoices):
+        QUEUED = "queued"
+        SCHEDULED_RETRY = "scheduled_retry"
+        RUNNING = "running"
+        SUCCEEDED = "succeeded"
+        INTERRUPTED = "interrupted"
+        FAILED = "failed"
+        CANCELLED = "cancelled"
+        TIMED_OUT = "timed_out"
+
+    LIVE = (Status.QUEUED, Status.SCHEDULED_RETRY, Status.RUNNING)
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    company = models.ForeignKey(Company, on_delete=models.PROTECT)
+    issue = models.ForeignKey(Issue, null=True, blank=True, on_delete=models.PROTECT)
+    status = models.CharField(max_length=20, choices=Status.choices, default=Status.QUEUED)
+    controller_id = models.CharField(max_length=200, blank=True)
+    controller_generation = models.PositiveIntegerField(default=0)
+    controller_expires_at = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField(db_default=Now(), editable=False)
+    finished_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(
+                    status__in=[
+                        "queued",
+                        "scheduled_retry",
+                        "running",
+                        "succeeded",
+                        "interrupted",
+                        "failed",
+                        "cancelled",
+                        "timed_out",
+                    ]
+                ),
+                name="run_status_is_known",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"run {self.id} ({self.status})"
+
+    @property
+    def is_live(self) -> bool:
+        return self.status in self.LIVE

@@ -1,0 +1,147 @@
+"""Release and Stop: the end of a lease's use. The obligation to tear down is written in the transaction that ends `active`.
+
+Locks, in order: run (where a run is stopped), lease by id, obligation. Admission of work locks the lease too, so a
+release sees all work that was admitted before it, and all later work is refused.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Literal
+from uuid import UUID
+
+from django.db import transaction
+from django.db.models.functions import Now
+
+from leases import audit, transitions
+from leases.clock import database_now
+from leases.demands import Demand, Verb, verb_of_policy
+from leases.errors import LeaseError, NotFound
+from leases.models import Lease, Obligation, Operation, Run
+from leases.signals import lease_draining
+from leases.waking import wake
+
+Disposition = Literal["by_policy", "destroy", "stop_and_retain"]
+
+
+def release(
+    lease_id: UUID,
+    *,
+    outcome: Literal["succeeded", "failed"] = "succeeded",
+    disposition: Disposition = "by_policy",
+    company_id: UUID | None = None,
+    actor: str = "api",
+) -> Lease:
+    """End the use of a lease and owe its teardown; returns the lease, `pending_cleanup`.
+
+    Work in flight is waited for, at most the lease's drain bound. Returns before anything is stopped: only a receipt says
+    that it was. Releasing again merges the new demand into the open one, and changes nothing on a settled lease.
+    Raises `NotFound`.
+    """
+    if outcome not in Lease.Outcome.values:
+        raise LeaseError(f"outcome must be one of {', '.join(Lease.Outcome.values)}", code="invalid")
+    with transaction.atomic():
+        lease = _locked(lease_id, company_id)
+        verb = _verb(lease, outcome, disposition)
+        if lease.state == Lease.State.ACTIVE:
+            drain_until = None
+            if _has_open_work(lease):
+                drain_until = database_now() + timedelta(seconds=lease.drain_seconds)
+            demand = Demand(verb, drain_until)
+            obligation = transitions.begin_teardown(lease, demand, outcome=outcome, reason="released", actor=actor)
+            if drain_until is not None:
+                seconds = lease.drain_seconds
+                transaction.on_commit(
+                    lambda: lease_draining.send_robust(Lease, obligation_id=obligation.pk, drain_seconds=seconds)
+                )
+        elif lease.state == Lease.State.PENDING_CLEANUP:
+            open_drain = Obligation.objects.get(
+                lease=lease, kind=Obligation.Kind.TEARDOWN, closed_at__isnull=True
+            ).drain_until
+            transitions.merge_demand(lease, Demand(verb, open_drain), actor=actor, reason="released_again")
+    lease.refresh_from_db()
+    return lease
+
+
+def stop(*, company_id: UUID, run_id: UUID | None = None, lease_id: UUID | None = None, actor: str = "api") -> int:
+    """Stop a run's work now, or one lease's: nothing is drained, and starts in progress are cancelled.
+
+    Each lease is torn down as its policy says; what a creation in progress brings forth is destroyed. Returns how many
+    leases and starts were reached. Raises `NotFound` for a run or lease that this company does not have.
+    """
+    if (run_id is None) == (lease_id is None):
+        raise LeaseError("name either a run or a lease", code="invalid")
+    reached = 0
+    with transaction.atomic():
+        if run_id is not None:
+            if not Run.objects.select_for_update().filter(pk=run_id, company_id=company_id).exists():
+                raise NotFound(f"no run {run_id} in this company")
+            ids = list(
+                Lease.objects.filter(run_id=run_id, state__in=[Lease.State.ACTIVE, Lease.State.PENDING_CLEANUP])
+                .order_by("id")
+                .values_list("id", flat=True)
+            )
+        else:
+            assert lease_id is not None  # noqa: S101 - narrows for the type checker; checked above
+            ids = [lease_id]
+        for pk in ids:
+            reached += _stop_lease(_locked(pk, company_id), actor)
+        if run_id is not None:
+            reached += _cancel_starts(run_id, company_id, actor)
+    return reached
+
+
+def _stop_lease(lease: Lease, actor: str) -> int:
+    demand = Demand(_verb(lease, Lease.Outcome.FAILED, "by_policy"), None)
+    if lease.state == Lease.State.ACTIVE:
+        owed = transitions.begin_teardown(lease, demand, outcome=Lease.Outcome.FAILED, reason="stopped", actor=actor)
+    elif lease.state == Lease.State.PENDING_CLEANUP:
+        owed = transitions.merge_demand(lease, demand, actor=actor, reason="stopped", explicit_stop=True)
+    else:
+        return 0
+    wake(owed.pk, explicit=True)
+    audit.record("lease.stop_requested", lease, company_id=lease.company_id, actor=actor)
+    return 1
+
+
+def _cancel_starts(run_id: UUID, company_id: UUID, actor: str) -> int:
+    """Cancel creations in progress. Their recovery is woken: it looks now, and owns what it finds at once."""
+    starts = Operation.objects.select_for_update().filter(
+        run_uuid=run_id, company_id=company_id, state=Operation.State.PENDING, cancelled_at__isnull=True
+    )
+    count = 0
+    for operation in starts.order_by("id"):
+        Operation.objects.filter(pk=operation.pk).update(cancelled_at=Now())
+        recovery = Obligation.objects.get(
+            operation=operation, kind=Obligation.Kind.RECOVER_CREATION, closed_at__isnull=True
+        )
+        wake(recovery.pk, explicit=True)
+        audit.record("operation.cancelled", operation, company_id=company_id, actor=actor)
+        count += 1
+    return count
+
+
+def _locked(lease_id: UUID, company_id: UUID | None) -> Lease:
+    leases = Lease.objects.select_for_update().filter(pk=lease_id)
+    if company_id is not None:
+        leases = leases.filter(company_id=company_id)
+    lease = leases.first()
+    if lease is None:
+        raise NotFound(f"no lease {lease_id} in this company")
+    return lease
+
+
+def _verb(lease: Lease, outcome: str, disposition: Disposition) -> Verb:
+    match disposition:
+        case "by_policy":
+            return verb_of_policy(lease.policy, outcome)
+        case "destroy":
+            return Verb.DELETE
+        case "stop_and_retain":
+            return Verb.STOP_ONLY
+        case _:
+            raise LeaseError(f"unknown disposition: {disposition}", code="invalid")
+
+
+def _has_open_work(lease: Lease) -> bool:
+    return lease.activities.filter(ended_at__isnull=True, deadline__gt=Now()).exists()

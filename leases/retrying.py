@@ -1,0 +1,64 @@
+"""Explicit retry: a person wants what is owed tried now.
+
+It skips the cooldown and cannot take over a live attempt: the request is counted on the row, and the settle of a live
+attempt that fails makes the row due at once because of it (domain 6.10; one attempt per request, audited).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from uuid import UUID
+
+from django.db import transaction
+
+from leases import audit
+from leases.errors import LeaseError, NotFound
+from leases.models import Obligation, ProviderAccount, Run
+from leases.waking import wake
+
+
+def retry(*, company_id: UUID, run_id: UUID, actor: str, reason: str) -> int:
+    """Ask for one attempt at each open obligation of one run of one company. Returns how many were asked for.
+
+    Raises `NotFound` for a run that this company does not have, `LeaseError` when no reason is given.
+    """
+    if not Run.objects.filter(pk=run_id, company_id=company_id).exists():
+        raise NotFound(f"no run {run_id} in this company")
+    owed = Obligation.objects.filter(company_id=company_id, closed_at__isnull=True)
+    of_leases = owed.filter(lease__run_id=run_id)
+    of_operations = owed.filter(operation__run_uuid=run_id)
+    return retry_obligations(
+        [*of_leases.values_list("pk", flat=True), *of_operations.values_list("pk", flat=True)],
+        actor=actor,
+        reason=reason,
+    )
+
+
+def retry_obligations(ids: Iterable[int], *, actor: str, reason: str) -> int:
+    """Ask for one attempt at each of these open obligations, and at the probe of a blocked account behind them."""
+    if not reason.strip():
+        raise LeaseError("a retry needs a reason", code="invalid")
+    count = 0
+    with transaction.atomic():
+        for obligation in Obligation.objects.filter(pk__in=list(ids), closed_at__isnull=True).order_by("pk"):
+            wake(obligation.pk, explicit=True)
+            _wake_probe(obligation)
+            audit.record(
+                "obligation.retry_requested",
+                obligation,
+                company_id=obligation.company_id,
+                actor=actor,
+                reason=reason,
+                kind=obligation.kind,
+                lease=str(obligation.lease_id) if obligation.lease_id else None,
+            )
+            count += 1
+    return count
+
+
+def _wake_probe(obligation: Obligation) -> None:
+    if obligation.account.circuit == ProviderAccount.Circuit.OPEN:
+        for probe in Obligation.objects.filter(
+            probed_account_id=obligation.account_id, kind=Obligation.Kind.PROBE_ACCOUNT, closed_at__isnull=True
+        ).exclude(pk=obligation.pk):
+            wake(probe.pk, explicit=True)

@@ -1,0 +1,225 @@
+"""The state machine of a lease, and the only writers of `Lease.state`.
+
+Each transition is one function. It runs in a transaction in which the caller has locked the lease row (or inserts it),
+writes the row, its obligation and its audit entry together, and leaves the rest to the database: a lease is
+`pending_cleanup` exactly while its teardown is open, and settles only with a receipt (triggers, checked at commit).
+`TABLE` is compared with `docs/states.md` and with this module by a test.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from django.db import transaction
+from django.db.models.functions import Now
+
+from leases import audit
+from leases.demands import Demand, merge
+from leases.models import Attempt, Environment, Lease, Obligation, Operation, Receipt
+from leases.models.environments import Policy
+from leases.waking import wake
+
+State = Lease.State
+Evidence = Receipt.Evidence
+
+TABLE: tuple[tuple[str, str, str], ...] = (
+    ("none", "active", "attach"),
+    ("none", "pending_cleanup", "own_for_teardown"),
+    ("active", "pending_cleanup", "begin_teardown"),
+    ("pending_cleanup", "released", "settle"),
+    ("pending_cleanup", "retained", "settle"),
+    ("pending_cleanup", "expired", "settle"),
+    ("pending_cleanup", "failed", "settle"),
+)
+"""Every transition there is: from, to, the function that makes it."""
+
+
+def attach(operation: Operation, *, resource_id: str, expires_at: datetime | None, actor: str) -> Lease:
+    """none -> active: the sandbox of a locked, pending operation becomes a lease, and its recovery is no longer owed."""
+    lease = _lease_of(operation, resource_id, State.ACTIVE)
+    lease.expires_at = expires_at
+    lease.save(force_insert=True)
+    _hand_over(operation, lease)
+    audit.record("lease.acquired", lease, company_id=lease.company_id, actor=actor, resource=resource_id)
+    return lease
+
+
+def own_for_teardown(operation: Operation, *, resource_id: str, reason: str, actor: str) -> Lease:
+    """none -> pending_cleanup: the sandbox of a locked, pending operation gets an owner for its teardown.
+
+    Never passes through `active`; due at once; the verb is delete, since nobody ever worked in it.
+    """
+    lease = _lease_of(operation, resource_id, State.PENDING_CLEANUP)
+    lease.policy = Policy.EPHEMERAL
+    lease.outcome = Lease.Outcome.FAILED
+    lease.reason = reason
+    lease.released_at = Now()
+    lease.save(force_insert=True)
+    _owe_teardown(lease, Demand(Obligation.Verb.DELETE), due_at=None)
+    _hand_over(operation, lease)
+    audit.record("lease.owned_for_teardown", lease, company_id=lease.company_id, actor=actor, reason=reason)
+    return lease
+
+
+def begin_teardown(lease: Lease, demand: Demand, *, outcome: str, reason: str, actor: str) -> Obligation:
+    """active -> pending_cleanup: closes admission and owes the teardown, due when the drain ends, in one transaction."""
+    _require(lease, State.ACTIVE)
+    lease.state = State.PENDING_CLEANUP
+    lease.outcome = outcome
+    lease.reason = reason
+    lease.released_at = Now()
+    lease.save(update_fields=["state", "outcome", "reason", "released_at"])
+    obligation = _owe_teardown(lease, demand, due_at=demand.drain_until)
+    audit.record(
+        "lease.released",
+        lease,
+        company_id=lease.company_id,
+        actor=actor,
+        reason=reason,
+        outcome=outcome,
+        verb=demand.verb.value,
+        drain_until=demand.drain_until.isoformat() if demand.drain_until else None,
+    )
+    return obligation
+
+
+def merge_demand(
+    lease: Lease, demand: Demand, *, actor: str, reason: str, explicit_stop: bool = False, authorised: bool = False
+) -> Obligation:
+    """pending_cleanup stays: a second demand merges into the open teardown of a locked lease; a change wakes it."""
+    _require(lease, State.PENDING_CLEANUP)
+    obligation = Obligation.objects.select_for_update().get(
+        lease=lease, kind=Obligation.Kind.TEARDOWN, closed_at__isnull=True
+    )
+    opened = Demand(Obligation.Verb(obligation.verb), obligation.drain_until)
+    merged = merge(opened, demand, explicit_stop=explicit_stop, authorised=authorised)
+    if merged != opened:
+        obligation.verb, obligation.drain_until = merged.verb, merged.drain_until
+        obligation.save(update_fields=["verb", "drain_until"])
+        wake(obligation.pk)
+        audit.record(
+            "lease.teardown.changed",
+            lease,
+            company_id=lease.company_id,
+            actor=actor,
+            reason=reason,
+            verb=merged.verb.value,
+            drain_until=merged.drain_until.isoformat() if merged.drain_until else None,
+        )
+    return obligation
+
+
+def settled_state(evidence: str, *, policy: str, outcome: str) -> Lease.State:
+    """Return the state in which proof of this evidence leaves a lease (table in `docs/states.md`)."""
+    if evidence == Evidence.STOPPED:
+        retain = policy == Policy.RETAIN_ON_FAILURE and outcome == Lease.Outcome.FAILED
+        return State.RETAINED if retain else State.RELEASED
+    return State.FAILED if outcome == Lease.Outcome.FAILED else State.EXPIRED
+
+
+def settle(lease: Lease, obligation: Obligation, receipt: Receipt) -> None:
+    """pending_cleanup -> released, retained, expired or failed: the receipt proves what the teardown owed.
+
+    The caller holds the lease's lock and has passed the fence of the obligation. Destroyed or absent under stop-only is
+    proof of the end too; it costs the files, which is recorded and audited (design 2.3).
+    """
+    _require(lease, State.PENDING_CLEANUP)
+    if receipt.lease_id != lease.pk or receipt.epoch != lease.epoch:
+        raise ValueError(f"receipt {receipt.pk} proves nothing about epoch {lease.epoch} of lease {lease.pk}")
+    lease.state = settled_state(receipt.evidence, policy=lease.policy, outcome=lease.outcome)
+    lease.files_lost = obligation.verb == Obligation.Verb.STOP_ONLY and receipt.evidence != Evidence.STOPPED
+    lease.save(update_fields=["state", "files_lost"])
+    close(obligation, Obligation.ClosedAs.PROVEN)
+    if lease.state != State.RELEASED:
+        Operation.objects.filter(lease=lease, state=Operation.State.ATTACHED).update(
+            state=Operation.State.RESOLVED, resolved_at=Now()
+        )
+    audit.record(
+        "lease.teardown.confirmed",
+        lease,
+        company_id=lease.company_id,
+        evidence=receipt.evidence,
+        epoch=receipt.epoch,
+        state=lease.state,
+    )
+    if lease.files_lost:
+        audit.record("lease.files_lost", lease, company_id=lease.company_id, evidence=receipt.evidence)
+
+
+def close(obligation: Obligation, closed_as: Obligation.ClosedAs) -> None:
+    """Close a locked obligation. A row closes once (trigger)."""
+    Obligation.objects.filter(pk=obligation.pk).update(
+        closed_at=Now(), closed_as=closed_as, due_at=None, quiet="", attempt_id=None, worker=None, claimed_at=None
+    )
+
+
+def refuse_operation(operation: Operation) -> None:
+    """pending -> resolved: the provider's answer proves that nothing was allocated. The operation is locked."""
+    recovery = _recovery_of(operation)
+    Operation.objects.filter(pk=operation.pk).update(state=Operation.State.RESOLVED, resolved_at=Now())
+    close(recovery, Obligation.ClosedAs.NOTHING_OWED)
+
+
+def _lease_of(operation: Operation, resource_id: str, state: Lease.State) -> Lease:
+    if not transaction.get_connection().in_atomic_block:
+        raise RuntimeError("a transition runs in a transaction")
+    environment = Environment.objects.filter(pk=operation.environment_uuid, company_id=operation.company_id).first()
+    return Lease(
+        id=operation.lease_uuid,
+        company_id=operation.company_id,
+        environment=environment,
+        issue_id=operation.issue_uuid,
+        run_id=operation.run_uuid,
+        account_id=operation.account_id,
+        state=state,
+        policy=operation.policy,
+        provider=operation.provider,
+        endpoint=operation.endpoint,
+        credential_reference=operation.credential_reference,
+        account_identity=operation.account_identity,
+        config=operation.config,
+        drain_seconds=operation.drain_seconds,
+        hourly_price=operation.hourly_price,
+        resource_id=resource_id,
+        resource_name=operation.name,
+    )
+
+
+def _owe_teardown(lease: Lease, demand: Demand, *, due_at: datetime | None) -> Obligation:
+    return Obligation.objects.create(
+        company_id=lease.company_id,
+        kind=Obligation.Kind.TEARDOWN,
+        account_id=lease.account_id,
+        lease=lease,
+        verb=demand.verb,
+        drain_until=demand.drain_until,
+        due_at=due_at or Now(),
+    )
+
+
+def _recovery_of(operation: Operation) -> Obligation:
+    return Obligation.objects.select_for_update().get(
+        operation=operation, kind=Obligation.Kind.RECOVER_CREATION, closed_at__isnull=True
+    )
+
+
+def _hand_over(operation: Operation, lease: Lease) -> None:
+    recovery = _recovery_of(operation)
+    operation.lease = lease
+    operation.resource_id = lease.resource_id
+    operation.state = Operation.State.ATTACHED
+    operation.save(update_fields=["lease", "resource_id", "state"])
+    holder: UUID | None = recovery.attempt_id
+    if holder is not None:
+        Attempt.objects.filter(pk=holder, finished_at__isnull=True).update(
+            finished_at=Now(), outcome=Attempt.Outcome.HANDED_OVER
+        )
+    close(recovery, Obligation.ClosedAs.HANDED_OVER)
+
+
+def _require(lease: Lease, state: Lease.State) -> None:
+    if not transaction.get_connection().in_atomic_block:
+        raise RuntimeError("a transition runs in a transaction that holds the lease's lock")
+    if lease.state != state:
+        raise ValueError(f"lease {lease.pk} is {lease.state}, not {state}")

@@ -1,0 +1,309 @@
+"""The provider contract: what a provider is asked, what it may answer, and what the caller may conclude.
+
+An adapter is one class with nine methods and a few flags. It never retries, never guesses, and never turns a missing
+answer into a good one: what it cannot tell, it raises as a `ProviderError` of a closed list of kinds. The rules of
+proof (`design` 2.3) rest on the promises in these docstrings; `tests/providers/conformance.py` holds every adapter to
+them.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import ClassVar, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+MARK_PREFIX = "paperclip-env."
+MARK_INSTALLATION = MARK_PREFIX + "installation"
+"""The mark that says whose a sandbox is. What carries another installation's is foreign and never touched."""
+
+EXCERPT_LIMIT = 300
+OUTPUT_LIMIT = 1 << 20
+"""Bytes of stdout, and of stderr, that `Provider.execute` keeps of one command."""
+
+
+class ErrorKind(StrEnum):
+    """Every way in which a call can fail. Callers decide by kind and never by text."""
+
+    AUTHORISATION = "authorisation"
+    """The account's credential was refused (401, 403)."""
+    CONNECTION = "connection"
+    """No connection, or it broke before a whole answer was read."""
+    TIMEOUT = "timeout"
+    """The bound on the call's total time passed. What the provider did is not known."""
+    RATE_LIMITED = "rate_limited"
+    """The account calls too often (429). `retry_after` says how long to wait, where the provider does."""
+    SERVER = "server"
+    """The provider failed (5xx)."""
+    IDENTITY = "identity"
+    """Another account, engine or machine answers than the one that was recorded."""
+    BUSY = "busy"
+    """The sandbox is in a transition that excludes this call for now (Daytona's 409). Not a failure."""
+    NAME_TAKEN = "name_taken"
+    """`create`: a sandbox of that name exists. Nothing was allocated by this call."""
+    NOT_FOUND = "not_found"
+    """No such sandbox to act on. Never proof that it ended: only `inspect` may answer `Gone`."""
+    INVALID = "invalid"
+    """The provider refuses the request as such (400, 422): trying it again unchanged cannot help."""
+    REFUSED = "refused"
+    """The provider understood and could not do it (for example a stop that ended with the sandbox still running)."""
+    PROTOCOL = "protocol"
+    """An answer that this adapter does not understand."""
+
+
+ACCOUNT_KINDS = frozenset(
+    {
+        ErrorKind.AUTHORISATION,
+        ErrorKind.CONNECTION,
+        ErrorKind.RATE_LIMITED,
+        ErrorKind.SERVER,
+        ErrorKind.IDENTITY,
+    }
+)
+"""Kinds that say something about the account rather than about one sandbox; only these move its circuit."""
+
+
+_SECRETS = re.compile(
+    r"(?i)(authorization|api[-_]?key|token|password|passwd|secret|bearer)(\W{1,4})(?:(?:bearer|basic)\s+)?[^\s,;'\"&]+"
+    r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+)
+
+
+def redact(text: object, *, limit: int = EXCERPT_LIMIT) -> str:
+    """Return a bounded, single-line excerpt of provider text with what looks like a secret removed."""
+    line = " ".join(str(text).split())
+    line = _SECRETS.sub(lambda m: f"{m[1]}{m[2]}[redacted]" if m[1] else "[redacted]", line)
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+class ProviderError(Exception):
+    """A call failed. `kind` is what callers decide by; the text is a redacted excerpt for people.
+
+    `nothing_allocated` is true only where the provider's contract says that this very answer to `create` proves that
+    no sandbox was and will be allocated. Every other failure of `create` counts as a lost reply.
+    `retry_after` is in seconds.
+    """
+
+    def __init__(
+        self,
+        kind: ErrorKind,
+        message: object = "",
+        *,
+        retry_after: float | None = None,
+        nothing_allocated: bool = False,
+    ) -> None:
+        self.kind = kind
+        self.excerpt = redact(message)
+        self.retry_after = retry_after
+        self.nothing_allocated = nothing_allocated
+        super().__init__(f"{kind.value}: {self.excerpt}" if self.excerpt else kind.value)
+
+
+class Ended(StrEnum):
+    """How execution ended: a `SUSPENDED` sandbox resumes its old processes, a `KILLED` one does not."""
+
+    KILLED = "killed"
+    SUSPENDED = "suspended"
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A sandbox as the provider names it. `resource_id` is the provider's own, `name` the one given at creation."""
+
+    resource_id: str
+    name: str
+    marks: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Execution may be going on in the sandbox."""
+
+    resource: Resource
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The provider confirms, from its live state, that nothing executes in the sandbox; its files are kept."""
+
+    resource: Resource
+    ended: Ended = Ended.KILLED
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The sandbox does not exist, and the provider's own second source agrees (a list, its state on disk, ...).
+
+    Counts only together with `Provider.identify` answering the recorded identity in the same attempt.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """A transition is in progress; ask again soon. `transition` names it, for people."""
+
+    resource: Resource
+    transition: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The sandbox exists in a state from which neither running nor stopped follows (Daytona's `error`)."""
+
+    resource: Resource
+    reason: str = ""
+
+
+Sighting = Running | Stopped | Gone | Busy | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """The reply to `create`. `expires_at` is the provider's own, attested deadline, or None where it has none."""
+
+    resource: Resource
+    expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All sandboxes of any state that carry the marks. `complete` is false where the provider may have left some out."""
+
+    resources: tuple[Resource, ...]
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command to run in a sandbox. `timeout` is in seconds and bounds the command, not the call around it."""
+
+    argv: tuple[str, ...]
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    stdin: bytes = b""
+    timeout: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What became of a command. `exit_code` is None when it timed out or died by a signal (then `signal` names it)."""
+
+    exit_code: int | None
+    stdout: bytes = b""
+    stderr: bytes = b""
+    timed_out: bool = False
+    signal: int | None = None
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a provider can do beyond the nine methods, recorded on each operation so that it cannot change under it."""
+
+    finds_by_name: bool
+    """`find` sees a sandbox from the moment the provider has allocated it."""
+    keeps_files: bool
+    """A stopped sandbox keeps its files, and `start` finds them again."""
+    has_deadline: bool
+    """The provider ends a sandbox by itself at a deadline that it attests."""
+    creation_window: float
+    """Seconds after a `create` call during which its sandbox may still appear to `find`. After that, absence is a
+    person's to judge (it still proves nothing)."""
+
+
+class Schema(BaseModel):
+    """Base of the configurations that a provider declares: unknown keys, missing keys and wrong types are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+E = TypeVar("E", bound=Schema)
+C = TypeVar("C", bound=Schema)
+
+
+class Provider(ABC, Generic[E, C]):
+    """One provider, reached at one endpoint with one secret.
+
+    Instances are cheap, hold no state about sandboxes, and may be called from several threads at once. Every method
+    raises `ProviderError` and nothing else. `within` bounds the *total* time of the call in seconds, and holds even
+    against a server that answers one byte a second; when it passes, the error is `TIMEOUT`. No method retries.
+    """
+
+    key: ClassVar[str]
+    """The name under which environments and accounts choose this provider."""
+    label: ClassVar[str]
+    """Its name for people."""
+    Endpoint: ClassVar[type[Schema]]
+    """Schema of an account's endpoint: where the provider is reached. Never holds a secret."""
+    Config: ClassVar[type[Schema]]
+    """Schema of an environment's configuration: what kind of sandbox is made. Never holds a secret."""
+    capabilities: ClassVar[Capabilities]
+
+    def __init__(self, endpoint: E, secret: str | None = None) -> None:
+        self.endpoint = endpoint
+        self.secret = secret
+
+    @abstractmethod
+    def identify(self, *, within: float) -> str:
+        """Return what the provider itself says this account is (engine id, organisation, machine and directory).
+
+        The same account answers the same text for ever; another one behind the same address answers another. Reads
+        only, and is cheap.
+        """
+
+    @abstractmethod
+    def create(self, name: str, marks: Mapping[str, str], config: C, *, within: float) -> Created:
+        """Allocate and start one sandbox with this name and these marks, automatic restart and resume off.
+
+        Raises `NAME_TAKEN` when a sandbox of that name exists, of any state. `name` is 1 to 63 characters of a-z, 0-9
+        and hyphen.
+        """
+
+    @abstractmethod
+    def find(self, name: str, *, within: float) -> Resource | None:
+        """Return the sandbox of exactly this name, in any state, or None. Reads only. None is never proof."""
+
+    @abstractmethod
+    def inspect(self, resource_id: str, *, within: float) -> Sighting:
+        """Look at the live state of exactly this sandbox, never at a cached one. Reads only.
+
+        `Stopped` is answered only when nothing executes in it any more, and `Gone` only when it does not exist and
+        the provider's second source agrees.
+        """
+
+    @abstractmethod
+    def start(self, resource_id: str, *, within: float) -> None:
+        """Start a stopped sandbox with its files. Starting a running one changes nothing."""
+
+    @abstractmethod
+    def stop(self, resource_id: str, *, grace: float, within: float) -> None:
+        """End all execution in the sandbox and keep its files: politely, then after `grace` seconds by force.
+
+        Returning means that the provider accepted it, and proves nothing: `inspect` says how it ended. Stopping a
+        stopped sandbox changes nothing. Never deletes, whatever fails. Raises `NOT_FOUND` for one that is gone.
+        """
+
+    @abstractmethod
+    def delete(self, resource_id: str, *, within: float) -> None:
+        """End all execution and remove the sandbox with its files and whatever was made for it alone.
+
+        Returning means that the provider accepted it, and proves nothing: `inspect` says how it ended. Deleting one
+        that is gone changes nothing and raises nothing.
+        """
+
+    @abstractmethod
+    def execute(self, resource_id: str, command: Command, *, within: float) -> Execution:
+        """Run a command in a running sandbox and wait for its end. `within` should exceed `command.timeout`.
+
+        A command past its own timeout is killed and answered with `timed_out`. Raises `NOT_FOUND` for a sandbox that
+        is gone and `REFUSED` for one that is not running.
+        """
+
+    @abstractmethod
+    def list(self, marks: Mapping[str, str], *, within: float) -> Listing:
+        """Return all sandboxes, of every state and from every page, that carry all these marks. Reads only."""

@@ -1,0 +1,31 @@
+"""Fixtures of the whole suite."""
+
+from __future__ import annotations
+
+import pytest
+
+from leases.models import Company, Environment, ProviderAccount, Run
+from providers import registry
+from tests import factories
+from tests.rehearsal import WORLDS, World, new_world
+
+registry._BUILT_IN["rehearsal"] = "tests.rehearsal:RehearsalProvider"
+
+
+class Rehearsal:
+    """A company with an account at a rehearsal provider, an environment and a run."""
+
+    def __init__(self, **environment: object) -> None:
+        key = new_world()
+        self.world: World = WORLDS[key]
+        self.company: Company = factories.company()
+        self.account: ProviderAccount = factories.account(
+            self.company, provider="rehearsal", endpoint={"world": key}, attested_identity=""
+        )
+        self.environment: Environment = factories.environment(self.account, **environment)
+        self.run: Run = factories.run(self.company)
+
+
+@pytest.fixture
+def rehearsal(transactional_db: None) -> Rehearsal:
+    return Rehearsal()

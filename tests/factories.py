@@ -1,0 +1,170 @@
+"""Rows for tests, written directly: unique, consistent with every constraint, and nothing more than asked for.
+
+They go past the functions that a caller would use on purpose, so that a test of one mechanism stands on no other. Each
+commits as a whole, because the deferred triggers look at commit. Keyword arguments overwrite any column. Times are given
+relative to the *database's* clock: `due_in=-5` is five seconds ago, by the clock that compares it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from itertools import count
+from typing import Any
+from uuid import uuid4
+
+from django.db import connection, transaction
+
+from leases.models import Company, Environment, Issue, Lease, Obligation, Operation, ProviderAccount, Run
+
+_number = count(1)
+
+
+def database_now() -> datetime:
+    """Return the time by the clock of the database, not frozen by a transaction."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT clock_timestamp()")
+        row = cursor.fetchone()
+    assert row is not None
+    now: datetime = row[0]
+    return now
+
+
+def at(seconds: float) -> datetime:
+    """Return the moment `seconds` from now by the database's clock (negative: ago)."""
+    return database_now() + timedelta(seconds=seconds)
+
+
+def _unique(what: str) -> str:
+    # The random part keeps processes that share a database apart.
+    return f"{what}-{next(_number)}-{uuid4().hex[:8]}"
+
+
+def company(**values: Any) -> Company:
+    return Company.objects.create(**{"name": _unique("company"), **values})
+
+
+def account(company_: Company | None = None, **values: Any) -> ProviderAccount:
+    """Make an account that has attested who it is, of the provider `local`."""
+    owner = company_ or company()
+    name = _unique("account")
+    return ProviderAccount.objects.create(
+        **{"company": owner, "name": name, "provider": "local", "attested_identity": f"identity of {name}", **values}
+    )
+
+
+def environment(account_: ProviderAccount | None = None, **values: Any) -> Environment:
+    owner = account_ or account()
+    return Environment.objects.create(
+        **{"company_id": owner.company_id, "account": owner, "name": _unique("environment"), **values}
+    )
+
+
+def issue(company_: Company | None = None, **values: Any) -> Issue:
+    return Issue.objects.create(**{"company": company_ or company(), "title": _unique("issue"), **values})
+
+
+def run(company_: Company | None = None, **values: Any) -> Run:
+    """Make a running run."""
+    return Run.objects.create(**{"company": company_ or company(), "status": Run.Status.RUNNING, **values})
+
+
+def lease(environment_: Environment | None = None, **values: Any) -> Lease:
+    """Make an active lease of a sandbox in an environment. `teardown` makes it pending cleanup."""
+    where = environment_ or environment()
+    resource = _unique("resource")
+    return Lease.objects.create(
+        **{
+            "company_id": where.company_id,
+            "environment": where,
+            "account": where.account,
+            "state": Lease.State.ACTIVE,
+            "policy": where.policy,
+            "provider": where.account.provider,
+            "endpoint": where.account.endpoint,
+            "account_identity": where.account.attested_identity,
+            "config": where.config,
+            "drain_seconds": where.drain_seconds,
+            "resource_id": resource,
+            "resource_name": resource[:63],
+            **values,
+        }
+    )
+
+
+@transaction.atomic
+def teardown(lease_: Lease | None = None, *, due_in: float = 0.0, **values: Any) -> Obligation:
+    """Make a lease pending cleanup and owe its teardown, due in `due_in` seconds."""
+    subject = lease_ or lease()
+    subject.state = Lease.State.PENDING_CLEANUP
+    subject.outcome = subject.outcome or Lease.Outcome.SUCCEEDED
+    subject.reason = subject.reason or "test"
+    subject.released_at = subject.released_at or database_now()
+    subject.save(update_fields=["state", "outcome", "reason", "released_at"])
+    return Obligation.objects.create(
+        **{
+            "company_id": subject.company_id,
+            "kind": Obligation.Kind.TEARDOWN,
+            "account_id": subject.account_id,
+            "lease": subject,
+            "verb": Obligation.Verb.DELETE,
+            "due_at": at(due_in),
+            **values,
+        }
+    )
+
+
+@transaction.atomic
+def operation(environment_: Environment | None = None, *, due_in: float = 150.0, **values: Any) -> Operation:
+    """Make a pending creation and owe its recovery, due in `due_in` seconds."""
+    where = environment_ or environment()
+    made = Operation.objects.create(
+        **{
+            "company_id": where.company_id,
+            "account": where.account,
+            "environment_uuid": where.pk,
+            "lease_uuid": uuid4(),
+            "name": _unique("sandbox")[:63],
+            "provider": where.account.provider,
+            "endpoint": where.account.endpoint,
+            "account_identity": where.account.attested_identity,
+            "config": where.config,
+            "policy": where.policy,
+            "finds_by_name": True,
+            "creation_window": 120.0,
+            **values,
+        }
+    )
+    if made.state == Operation.State.PENDING:
+        Obligation.objects.create(
+            company_id=made.company_id,
+            kind=Obligation.Kind.RECOVER_CREATION,
+            account_id=made.account_id,
+            operation=made,
+            due_at=at(due_in),
+        )
+    return made
+
+
+def probe(account_: ProviderAccount | None = None, *, due_in: float = 0.0, **values: Any) -> Obligation:
+    """Owe the probe of an account. Opening its circuit is the caller's."""
+    subject = account_ or account()
+    return Obligation.objects.create(
+        **{
+            "company_id": subject.company_id,
+            "kind": Obligation.Kind.PROBE_ACCOUNT,
+            "account": subject,
+            "probed_account": subject,
+            "due_at": at(due_in),
+            **values,
+        }
+    )
+
+
+def claimed(obligation: Obligation, *, protected_for: float = 900.0) -> Obligation:
+    """Write an attempt's claim onto an obligation, without the attempt's history row."""
+    obligation.attempt_id = uuid4()
+    obligation.worker = "test"
+    obligation.claimed_at = database_now()
+    obligation.due_at = at(protected_for)
+    obligation.save(update_fields=["attempt_id", "worker", "claimed_at", "due_at"])
+    return obligation
