@@ -1,0 +1,116 @@
+"""The decision table of docs/teardown.md, and the merge table: the documents are the parametrised tests."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from cleanup import decisions
+from cleanup.decisions import ACCEPTED, Facts, decide
+from leases.demands import Demand, Verb, merge, verb_of_policy
+from leases.models import Obligation
+from leases.models.environments import Policy
+from providers.contract import Busy, Ended, ErrorKind, Gone, Resource, Running, Stopped, Unknown
+from tests.tables import rows_of
+
+DOC = Path(__file__).parents[2] / "docs" / "teardown.md"
+SOON = datetime(2030, 1, 1, tzinfo=UTC)
+BOX = Resource("id", "name")
+
+SIGHTINGS = {
+    "not looked": None,
+    "running": Running(BOX),
+    "stopped": Stopped(BOX),
+    "suspended": Stopped(BOX, Ended.SUSPENDED),
+    "gone": Gone(),
+    "busy": Busy(BOX, "starting"),
+    "unknown": Unknown(BOX),
+}
+
+DECISIONS = {
+    "drain": decisions.Drain(SOON),
+    "look": decisions.Look(),
+    "stop": decisions.Stop(),
+    "delete": decisions.Delete(),
+    "wait": decisions.Wait,
+    "discharge stopped": decisions.Discharge(decisions.Evidence.STOPPED),
+    "discharge stopped (suspended)": decisions.Discharge(decisions.Evidence.STOPPED, Ended.SUSPENDED),
+    "discharge destroyed": decisions.Discharge(decisions.Evidence.DESTROYED),
+    "discharge absent": decisions.Discharge(decisions.Evidence.ABSENT),
+    "ask: foreign marks": decisions.AskOperator(Obligation.Quiet.FOREIGN_MARKS),
+}
+
+
+def _sent(text: str) -> str | ErrorKind | None:
+    if text == "-":
+        return None
+    return ACCEPTED if text == ACCEPTED else ErrorKind(text)
+
+
+def _verbs(text: str) -> list[Verb]:
+    return list(Verb) if text == "any" else [Verb(part.strip()) for part in text.split(",")]
+
+
+@pytest.mark.parametrize("row", rows_of(DOC, "Decision table"), ids=lambda row: " | ".join(row.values()))
+def test_it_decides_as_the_table_says(row):
+    for verb in _verbs(row["verb"]):
+        facts = Facts(
+            verb=verb,
+            drain_until=SOON if row["work in flight"] == "yes" else None,
+            sighting=SIGHTINGS[row["sighting"]],
+            foreign=row["marks"] == "foreign",
+            stop=_sent(row["stop"]),
+            delete=_sent(row["delete"]),
+            delete_announced=row["delete"] != "-",
+        )
+        decision = decide(facts)
+        expected = DECISIONS.get(row["decision"])
+        if expected is decisions.Wait:
+            assert isinstance(decision, decisions.Wait)
+        elif expected is None:
+            assert decision == decisions.Fail(ErrorKind(row["decision"].removeprefix("fail: ")))
+        else:
+            assert decision == expected
+
+
+SENT = [None, ACCEPTED, *ErrorKind]
+NOT_THE_END = [name for name in SIGHTINGS if name not in ("stopped", "suspended", "gone")]
+
+
+@pytest.mark.parametrize("name", SIGHTINGS)
+def test_stop_only_never_deletes_whatever_happens(name):
+    """S-138, domain I-6."""
+    for stop, delete in product(SENT, SENT):
+        decision = decide(Facts(verb=Verb.STOP_ONLY, sighting=SIGHTINGS[name], stop=stop, delete=delete))
+        assert not isinstance(decision, decisions.Delete), (stop, delete)
+
+
+@pytest.mark.parametrize("name", NOT_THE_END)
+def test_nothing_but_a_sighting_of_the_end_discharges(name):
+    """S-119, K-02, K-27: acceptance, errors and timeouts are never proof."""
+    for verb, stop, delete in product(Verb, SENT, SENT):
+        facts = Facts(verb=verb, sighting=SIGHTINGS[name], stop=stop, delete=delete, delete_announced=True)
+        assert not isinstance(decide(facts), decisions.Discharge), facts
+
+
+@pytest.mark.parametrize("row", rows_of(DOC, "Merge table"), ids=lambda row: " | ".join(row.values()))
+def test_demands_merge_as_the_table_says(row):
+    times = {"-": None, "early": SOON, "late": SOON + timedelta(seconds=30)}
+    by = row["second demand by"]
+    merged = merge(
+        Demand(Verb(row["open verb"]), times[row["open drain"]]),
+        Demand(Verb(row["new verb"]), times[row["new drain"]]),
+        explicit_stop=by == "explicit Stop",
+        authorised=by == "operator",
+    )
+    assert merged == Demand(Verb(row["verb"]), times[row["drain"]])
+
+
+@pytest.mark.parametrize("row", rows_of(DOC, "Verbs by policy"), ids=lambda row: " | ".join(row.values()))
+def test_a_policy_demands_the_verb_of_the_table(row):
+    outcomes = ["succeeded", "failed"] if row["outcome"] == "any" else [row["outcome"]]
+    for outcome in outcomes:
+        assert verb_of_policy(Policy(row["policy"]), outcome) == Verb(row["verb"])
