@@ -7,4 +7,5 @@ class CleanupConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from cleanup import tasks  # noqa: F401 - connects the drain hint, also in processes that are not workers
+        # The tasks connect the drain hint, also in processes that are not workers; the checks register themselves.
+        from cleanup import checks, tasks  # noqa: F401

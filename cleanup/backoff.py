@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-PROTECTION = 15 * 60.0
-"""Seconds for which a claimed row is left to its attempt, from the claim or its last renewal."""
-RENEW_EVERY = 30.0
+from django.conf import settings
+
+PROTECTION: float = settings.PAPERCLIP_PROTECTION_SECONDS
+"""Seconds for which a claimed row is left to its attempt, from the claim or its last renewal (15 min by default)."""
+RENEW_EVERY = min(30.0, PROTECTION / 4)
 
 COOLDOWN_FIRST = 30.0
 COOLDOWN_LAST = 30 * 60.0

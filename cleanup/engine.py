@@ -48,6 +48,9 @@ log = logging.getLogger(__name__)
 HANG_MARGIN = 10.0
 """Seconds beyond its bound after which a call's thread is given up on. An adapter that keeps its contract never gets here."""
 
+_PAGE = 100
+"""Rows per claim: enough to make a claim's cost small, few enough to leave some to other processes."""
+
 UNREADY_FOR = 60.0
 """Seconds for which this process claims nothing of an account whose adapter or secret it lacks."""
 
@@ -70,6 +73,29 @@ class Tally:
             self.outcomes[outcome] = self.outcomes.get(outcome, 0) + number
 
 
+class Slots:
+    """How many calls this process may have in flight, over all accounts and threads."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._lock = threading.Lock()
+
+    def take(self, want: int) -> int:
+        """Take up to `want`; returns how many."""
+        with self._lock:
+            taken = min(want, self._free)
+            self._free -= taken
+            return taken
+
+    def give_back(self, count: int = 1) -> None:
+        with self._lock:
+            self._free += count
+
+
+SLOTS = Slots(settings.PAPERCLIP_CALLS_IN_FLIGHT)
+"""The process's own."""
+
+
 @dataclass(slots=True, eq=False)
 class _Task:
     claim: Claim
@@ -90,7 +116,7 @@ class Engine:
     stopping: Callable[[], bool] = lambda: False
     clock: Clock = boottime
     keeper: Keeper = KEEPER
-    in_flight: int = 0
+    slots: Slots = SLOTS
     random: Random = field(default_factory=Random)
     on_claimed: Callable[[Claim], None] | None = None
     """Called after each claim; how tests stop the engine at a chosen point."""
@@ -100,7 +126,6 @@ class Engine:
     """Told of a row in transition and the seconds until it is due: a chance to look earlier."""
 
     def __post_init__(self) -> None:
-        self.in_flight = self.in_flight or settings.PAPERCLIP_CALLS_IN_FLIGHT
         self.worker = worker_name()
         self._answers: queue.SimpleQueue[tuple[_Task, Call, Any, ProviderError | NotSent | None]] = queue.SimpleQueue()
         self._tasks: set[_Task] = set()
@@ -147,17 +172,19 @@ class Engine:
 
     def _claim(self, account_id: UUID, selection: Selection, limit: int | None) -> bool:
         """Claim as much as there is room for, and begin. Returns whether it is worth asking again before an answer."""
-        want = self.in_flight - len(self._tasks)
-        if limit is not None:
-            want = min(want, limit - self.tally.claimed)
+        want = _PAGE if limit is None else min(_PAGE, limit - self.tally.claimed)
+        want = self.slots.take(want)
         if want <= 0:
             return False
         ids = claims.new_ids(want)
+        claimed: list[Claim] = []
         try:
             claimed = claims.claim(account_id, ids, worker=self.worker, clock=self.clock, selection=selection)
         except LOST:
             # The claim may have committed although its reply was lost: what carries these ids is ours.
             claimed = persistently(lambda: claims.reclaim(ids, clock=self.clock))
+        finally:
+            self.slots.give_back(want - len(claimed))
         self.tally.claimed += len(claimed)
         for claim in claimed:
             self.keeper.keep(claim)
@@ -217,7 +244,7 @@ class Engine:
             log.warning("database connection lost while working on obligation %s", task.claim.obligation_id)
             self._finish(task, work.HandBack())
         except Exception as error:  # one row's fault must not end the sweep; it is counted, logged and tried again
-            log.error("handler of obligation %s failed:\n%s", task.claim.obligation_id, _where(error))
+            log.error("handler of obligation %s failed:\n%s", task.claim.obligation_id, _where(error))  # noqa: TRY400 - its text may carry secrets
             self._finish(task, work.Failed(ErrorKind.PROTOCOL, f"internal: {type(error).__name__}"))
         else:
             if stopping or self.stopping():
@@ -233,9 +260,7 @@ class Engine:
         def run() -> None:
             value, error = None, None
             # Asked here, right before sending, because the thread may begin late (a suspended process, a full machine).
-            if call.changes and not claims.may_send(
-                task.claim, call.within, bounds.SEND_MARGIN, clock=self.clock
-            ):
+            if call.changes and not claims.may_send(task.claim, call.within, bounds.SEND_MARGIN, clock=self.clock):
                 self._answers.put((task, call, None, NotSent()))
                 return
             try:
@@ -243,7 +268,7 @@ class Engine:
             except ProviderError as raised:
                 error = raised
             except Exception as raised:  # an adapter that breaks its contract: an answer that cannot be understood
-                log.error("adapter call %s raised outside its contract:\n%s", call.name, _where(raised))
+                log.error("adapter call %s raised outside its contract:\n%s", call.name, _where(raised))  # noqa: TRY400 - its text may carry secrets
                 error = ProviderError(ErrorKind.PROTOCOL, f"{call.name} raised {type(raised).__name__}")
             self._answers.put((task, call, value, error))
 
@@ -266,10 +291,11 @@ class Engine:
             # Every disposition is fenced by the attempt and so safe to repeat after a lost reply.
             name = persistently(lambda: self._write(claim, outcome))
         except DatabaseError as error:
-            log.error("obligation %s keeps its protection: %s", claim.obligation_id, type(error).__name__)
+            log.exception("obligation %s keeps its protection: %s", claim.obligation_id, type(error).__name__)
             name = "unwritten"
         finally:
             self.keeper.release(claim)
+            self.slots.give_back()
         self.tally.count(name)
         if self.on_finished:
             self.on_finished(claim)
@@ -288,7 +314,10 @@ class Engine:
             case work.InTransition():
                 accounts.answered(claim)
                 delay = backoff.busy(claim.busy_count + 1, self.random)
-                if claims.postpone(claim, kinds.BUSY, delay=delay, busy=True, error_kind=ErrorKind.BUSY) and self.on_busy:
+                if (
+                    claims.postpone(claim, kinds.BUSY, delay=delay, busy=True, error_kind=ErrorKind.BUSY)
+                    and self.on_busy
+                ):
                     self.on_busy(claim, delay)
                 return kinds.BUSY
             case work.NotSeen(delay=delay):
@@ -340,6 +369,7 @@ class Engine:
     def _abandon_rest(self) -> None:
         for task in self._tasks:
             self.keeper.release(task.claim)
+            self.slots.give_back()
         self._tasks.clear()
 
 
@@ -358,7 +388,9 @@ def accounts_with_due_work(selection: Selection = ALL, *, provider: str | None =
         due = due.filter(lease_id=selection.lease_id)
     if provider:
         due = due.filter(account__provider=provider)
-    return list(due.values("account_id").annotate(first=Min("due_at")).order_by("first").values_list("account_id", flat=True))
+    return list(
+        due.values("account_id").annotate(first=Min("due_at")).order_by("first").values_list("account_id", flat=True)
+    )
 
 
 def hand_on(account_id: UUID) -> None:
@@ -369,4 +401,6 @@ def hand_on(account_id: UUID) -> None:
 def _where(error: BaseException) -> str:
     """Return where an error came from, without its text, which may carry secrets."""
     frames = traceback.extract_tb(error.__traceback__)
-    return type(error).__name__ + " at " + " < ".join(f"{f.name} ({f.filename}:{f.lineno})" for f in reversed(frames[-6:]))
+    return (
+        type(error).__name__ + " at " + " < ".join(f"{f.name} ({f.filename}:{f.lineno})" for f in reversed(frames[-6:]))
+    )

@@ -1,7 +1,7 @@
 """How the beat publishes: between two sleeps, and therefore bounded.
 
-Answers for: a broker that is away or hangs costs the beat seconds, not its hearing, and is then left alone for a while. What
-was not sent is not kept: a hint lapses in its row, a periodic task stays due in its own.
+Answers for: a broker that is away or hangs costs the beat seconds, not its hearing, and is then left alone for a
+while. What was not sent is not kept: a hint lapses in its row, a periodic task stays due in its own.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ logger = logging.getLogger(__name__)
 REST = 5.0
 """How long a broker that failed is left alone, in seconds. Shorter than a hint lasts, so it costs no account a turn."""
 
-# For the transports that know these names (the settings give them to those alone); the others have a bound in connecting.
+# For the transports that know these names (the settings give them to those alone); the others have a bound in
+# connecting.
 _SOCKET = {"socket_timeout": 4, "socket_connect_timeout": 2}
 
-_AT_ONCE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
+_AT_ONCE: dict[str, Any] = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
 
 ONCE_AGAIN: dict[str, Any] = {"retry": True, "retry_policy": _AT_ONCE}
 """Options of a message: one more try, because the kept connection may have died since the last message."""
@@ -69,7 +70,7 @@ class Publisher:
         if connection is not None:
             try:
                 connection.release()
-            except Exception:  # noqa: BLE001 -- it is broken already
+            except Exception:
                 logger.debug("closing the broken connection failed", exc_info=True)
 
     def _connected(self) -> Producer:

@@ -1,9 +1,9 @@
 """The database's clock, reckoned between looks at it, so that waiting for its deadlines takes no statement.
 
-Answers for: a deadline of the database turned into seconds to wait. Two local clocks carry the last reading on: the wall
-clock, which a correction of time moves together with a database on the same or a well-kept machine, and the one that only
-counts (suspension included). A deadline has come when either says so: to look too early costs one statement, which reads
-the database's clock again.
+Answers for: a deadline of the database turned into seconds to wait. Two local clocks carry the last reading on: the
+wall clock, which a correction of time moves together with a database on the same or a well-kept machine, and the one
+that only counts (suspension included). A deadline has come when either says so: to look too early costs one
+statement, which reads the database's clock again.
 """
 
 from __future__ import annotations

@@ -81,7 +81,14 @@ def owed() -> Report:
         rows = {row[0]: KindReport(*row, quiet_because=because.get(row[0], {})) for row in cursor.fetchall()}
         cursor.execute(_ACCOUNTS)
         blocked = tuple(
-            {"id": str(pk), "name": name, "provider": provider, "circuit": circuit, "blocked_until": until, "open": count}
+            {
+                "id": str(pk),
+                "name": name,
+                "provider": provider,
+                "circuit": circuit,
+                "blocked_until": until,
+                "open": count,
+            }
             for pk, name, provider, circuit, until, count in cursor.fetchall()
         )
         cursor.execute(_UNVERIFIED)

@@ -6,19 +6,23 @@ limits and the broker's visibility timeout are derived from it in the settings.
 
 from __future__ import annotations
 
-IDENTIFY = 10.0
-FIND = 20.0
-INSPECT = 30.0  # the domain's liveness bound (5.1)
-STOP_GRACE = 10.0
-STOP = 30.0  # the domain's bound on an explicit stop (5.1)
-DELETE = 60.0
+from django.conf import settings
+
+_LONGEST: float = settings.PAPERCLIP_CALL_SECONDS
+
+IDENTIFY = min(10.0, _LONGEST)
+FIND = min(20.0, _LONGEST)
+INSPECT = min(30.0, _LONGEST)  # the domain's liveness bound (5.1)
+STOP = min(30.0, _LONGEST)  # the domain's bound on an explicit stop (5.1)
+STOP_GRACE = min(10.0, STOP / 3)
+DELETE = min(60.0, _LONGEST)
 CREATE = 120.0
 LONGEST_CALL = max(IDENTIFY, FIND, INSPECT, STOP, DELETE)
 
 EXECUTE_OVERHEAD = 15.0
 """Added to a command's own timeout: what the provider may need to start it, to kill it, and to answer."""
 
-SEND_MARGIN = 15.0
+SEND_MARGIN = LONGEST_CALL / 4
 """What must be left of a claim's protection, beyond the call's bound, when a call is sent."""
 
 CREATE_MARGIN = 30.0

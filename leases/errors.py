@@ -40,7 +40,8 @@ class AcquireUncertain(LeaseError):
 
 class AcquireRejected(LeaseError):
     """The sandbox came to be, and may no longer be attached (stopped, run over, environment archived). It is being
-    destroyed."""
+    destroyed.
+    """
 
     code = "acquire_rejected"
 

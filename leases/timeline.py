@@ -21,8 +21,10 @@ LIMIT = 300
 
 
 class Source(StrEnum):
-    """Which table an event comes from. The order of the members is the order within one instant: rows that share a
-    transaction share its time, and are told as they follow from each other, the log's word about them last."""
+    """Which table an event comes from, in the order of telling within one instant.
+
+    Rows that share a transaction share its time; they are told as they follow from each other, the log's word last.
+    """
 
     JOURNAL = "journal"
     INTENT = "intent"
@@ -64,7 +66,7 @@ _RANK = {source: rank for rank, source in enumerate(Source)}
 
 
 def timeline(lease: Lease, *, limit: int = LIMIT) -> Timeline:
-    """Return what happened to this lease, oldest first: its newest `limit` events. Six statements, whatever it holds."""
+    """Return what happened to this lease, oldest first: its newest `limit` events. Six statements, however many."""
     operation = Operation.objects.filter(lease_uuid=lease.pk).first()
     owed = Q(lease=lease) | Q(operation=operation) if operation else Q(lease=lease)
     obligations = list(Obligation.objects.filter(owed).order_by("-pk")[: limit + 1])
@@ -116,7 +118,7 @@ def _of_obligation(obligation: Obligation) -> Iterator[Event]:
         Tone.PENDING,
         facts=_facts(
             obligation=f"#{obligation.pk}",
-            verb=obligation.get_verb_display(),
+            verb=obligation.get_verb_display().lower(),
             drain_until=f"{drain:%Y-%m-%d %H:%M:%S} UTC" if drain else "",
         ),
     )
@@ -150,7 +152,7 @@ def _of_attempt(attempt: Attempt) -> Event:
     return Event(
         attempt.claimed_at,
         Source.ATTEMPT,
-        f"Attempt at {attempt.obligation}: {attempt.get_outcome_display() or 'in flight'}",
+        f"Attempt at {attempt.obligation}: {attempt.get_outcome_display().lower() or 'in flight'}",
         _TONES.get(attempt.outcome, Tone.PLAIN),
         lasted=attempt.finished_at - attempt.claimed_at if attempt.finished_at else None,
         facts=_facts(
@@ -164,7 +166,7 @@ def _of_activity(activity: BridgeActivity) -> Event:
     return Event(
         activity.started_at,
         Source.ACTIVITY,
-        f"Work in the sandbox, {activity.get_kind_display()}: {activity.get_outcome_display() or 'open'}",
+        f"Work in the sandbox, {activity.kind}: {activity.get_outcome_display().lower() or 'open'}",
         Tone.PLAIN if activity.ended_at else Tone.PENDING,
         lasted=activity.ended_at - activity.started_at if activity.ended_at else None,
         facts=_facts(exit_code="" if code is None else str(code), error=activity.error_kind),
@@ -175,14 +177,14 @@ def _of_receipt(receipt: Receipt) -> Event:
     return Event(
         receipt.confirmed_at,
         Source.RECEIPT,
-        f"Proof from the provider: {receipt.get_evidence_display()}",
+        f"Proof from the provider: {receipt.get_evidence_display().lower()}",
         Tone.GOOD,
-        facts=_facts(epoch=str(receipt.epoch), ended=receipt.get_ended_display(), sandbox=receipt.resource_id),
+        facts=_facts(epoch=str(receipt.epoch), ended=receipt.ended, sandbox=receipt.resource_id),
     )
 
 
 def _of_entry(entry: ActivityEntry) -> Event:
-    details = ((name, "" if value is None else str(value)) for name, value in entry.details.items())
+    details = ((name, "" if value is None else str(value)) for name, value in entry.details.items() if name != "lease")
     return Event(
         entry.at, Source.AUDIT, entry.action, facts=_facts(by=entry.actor, reason=entry.reason) + _named(details)
     )

@@ -36,7 +36,7 @@ TABLE: tuple[tuple[str, str, str], ...] = (
 
 
 def attach(operation: Operation, *, resource_id: str, expires_at: datetime | None, actor: str) -> Lease:
-    """none -> active: the sandbox of a locked, pending operation becomes a lease, and its recovery is no longer owed."""
+    """None -> active: the sandbox of a locked, pending operation becomes a lease, and its recovery is no longer owed."""
     lease = _lease_of(operation, resource_id, State.ACTIVE)
     lease.expires_at = expires_at
     lease.save(force_insert=True)
@@ -46,7 +46,7 @@ def attach(operation: Operation, *, resource_id: str, expires_at: datetime | Non
 
 
 def own_for_teardown(operation: Operation, *, resource_id: str, reason: str, actor: str) -> Lease:
-    """none -> pending_cleanup: the sandbox of a locked, pending operation gets an owner for its teardown.
+    """None -> pending_cleanup: the sandbox of a locked, pending operation gets an owner for its teardown.
 
     Never passes through `active`; due at once; the verb is delete, since nobody ever worked in it.
     """
@@ -63,7 +63,7 @@ def own_for_teardown(operation: Operation, *, resource_id: str, reason: str, act
 
 
 def begin_teardown(lease: Lease, demand: Demand, *, outcome: str, reason: str, actor: str) -> Obligation:
-    """active -> pending_cleanup: closes admission and owes the teardown, due when the drain ends, in one transaction."""
+    """Active -> pending_cleanup: closes admission and owes the teardown, due when the drain ends, in one transaction."""
     _require(lease, State.ACTIVE)
     lease.state = State.PENDING_CLEANUP
     lease.outcome = outcome
@@ -155,7 +155,7 @@ def close(obligation: Obligation, closed_as: Obligation.ClosedAs) -> None:
 
 
 def refuse_operation(operation: Operation) -> None:
-    """pending -> resolved: the provider's answer proves that nothing was allocated. The operation is locked."""
+    """Pending -> resolved: the provider's answer proves that nothing was allocated. The operation is locked."""
     recovery = _recovery_of(operation)
     Operation.objects.filter(pk=operation.pk).update(state=Operation.State.RESOLVED, resolved_at=Now())
     close(recovery, Obligation.ClosedAs.NOTHING_OWED)

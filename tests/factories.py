@@ -1,8 +1,8 @@
 """Rows for tests, written directly: unique, consistent with every constraint, and nothing more than asked for.
 
-They go past the functions that a caller would use on purpose, so that a test of one mechanism stands on no other. Each
-commits as a whole, because the deferred triggers look at commit. Keyword arguments overwrite any column. Times are given
-relative to the *database's* clock: `due_in=-5` is five seconds ago, by the clock that compares it.
+They go past the functions that a caller would use on purpose, so that a test of one mechanism stands on no other.
+Each commits as a whole, because the deferred triggers look at commit. Keyword arguments overwrite any column. Times
+are given relative to the *database's* clock: `due_in=-5` is five seconds ago, by the clock that compares it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The operator's pages: Django's stock admin, one module per subject.
 
-What the system itself writes (leases, obligations, attempts, receipts, operations, activities, the log) can only be looked
-at here; an obligation is moved by its action alone. What people configure can be edited, and what does not fit its
-provider's schema is refused in the form. Nothing is ever deleted in bulk.
+What the system itself writes (leases, obligations, attempts, receipts, operations, activities, the log) can only be
+looked at here; an obligation is moved by its action alone. What people configure can be edited, and what does not fit
+its provider's schema is refused in the form. Nothing is ever deleted in bulk.
 """
 
 from django.contrib import admin

@@ -13,12 +13,17 @@ from leases.models import Credential, ProviderAccount
 
 
 class CredentialForm(CheckedForm[Credential]):
-    # Whoever pastes a secret by mistake is refused; the page that says so does not repeat it, as a password field would not.
     reference = forms.CharField(
         max_length=500,
         widget=forms.TextInput(attrs={"class": "vTextField", "autocomplete": "off", "spellcheck": "false"}),
         help_text="Where the secret is found: env:NAME or file:/absolute/path. Never the secret itself.",
     )
+
+    def _post_clean(self) -> None:  # Django's own: after the fields, it asks the model
+        super()._post_clean()  # type: ignore[misc]  # not in the stubs
+        if "reference" in self.errors:
+            # It may be a secret that was pasted by mistake: the page that refuses it does not repeat it.
+            self.data = {**self.data.dict(), self.add_prefix("reference"): ""}  # type: ignore[attr-defined]  # a QueryDict
 
 
 @admin.register(Credential)

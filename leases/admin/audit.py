@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.contrib import admin
 from django.utils.safestring import SafeString
 
+from leases.admin.filters import SubjectFilter
 from leases.admin.stock import ViewOnly
 from leases.admin.times import of_row
 from leases.models import ActivityEntry
@@ -14,7 +15,7 @@ from leases.models import ActivityEntry
 class ActivityEntryAdmin(ViewOnly[ActivityEntry]):
     identities = ("subject_id", "company_id")
     list_display = ("action", "actor", "subject_type", "subject_id", "reason", "company", "happened")
-    list_filter = ("subject_type", "company")
+    list_filter = (SubjectFilter, "company")
     list_select_related = ("company",)
     search_fields = ("action__startswith", "actor__startswith", "subject_id__exact", "reason")
     date_hierarchy = "at"

@@ -8,7 +8,7 @@ from django.utils.safestring import SafeString
 from leases.admin.schemas import schema_of, schemas
 from leases.admin.stock import CheckedForm, Editable
 from leases.admin.times import badge
-from leases.models import Environment
+from leases.models import Environment, ProviderAccount
 
 
 class EnvironmentForm(CheckedForm[Environment]):
@@ -34,9 +34,8 @@ class EnvironmentAdmin(Editable[Environment]):
 
     @admin.display(description="What a config says")
     def expected_config(self, environment: Environment) -> SafeString:
-        if environment.account_id is None:
-            return schemas("Config")
-        return schema_of(environment.account.provider, "Config")
+        account = ProviderAccount.objects.filter(pk=environment.account_id).first()  # none chosen yet on a new page
+        return schema_of(account.provider, "Config") if account else schemas("Config")
 
     @admin.display(description="status", ordering="status")
     def shown_status(self, environment: Environment) -> SafeString:

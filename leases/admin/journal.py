@@ -15,8 +15,18 @@ _TONES = {Operation.State.PENDING: "pending", Operation.State.ATTACHED: "good"}
 @admin.register(Operation)
 class OperationAdmin(ViewOnly[Operation]):
     identities = ("id", "lease_uuid", "run_uuid", "environment_uuid", "issue_uuid")
-    list_display = ("name", "shown_state", "company", "account", "resource_id", "looks", "created", "cancelled", "resolved")
-    list_filter = ("state", "provider", "company")
+    list_display = (
+        "name",
+        "shown_state",
+        "company",
+        "account",
+        "resource_id",
+        "looks",
+        "created",
+        "cancelled",
+        "resolved",
+    )
+    list_filter = ("state", "account__provider", "company")
     list_select_related = ("company", "account")
     search_fields = ("name__startswith", "resource_id__startswith", "account__name")
     date_hierarchy = "created_at"

@@ -17,7 +17,7 @@ class ProviderChoice(forms.ChoiceField):
     """A provider out of those that are installed, read when the form is made."""
 
     def __init__(self) -> None:
-        super().__init__(choices=lambda: [("", "---------"), *((key, _label(key)) for key in registry.keys())])
+        super().__init__(choices=_choices)
 
 
 def schema_of(provider: str, part: Literal["Endpoint", "Config"], *, unfolded: bool = False) -> SafeString:
@@ -37,6 +37,11 @@ def schemas(part: Literal["Endpoint", "Config"], keys: Iterable[str] | None = No
     """Return the schemas of all providers, each to unfold."""
     known = registry.keys() if keys is None else keys
     return format_html_join("", "{}", ((schema_of(key, part),) for key in known))
+
+
+def _choices() -> list[tuple[str, str]]:
+    known = registry.keys()
+    return [("", "---------"), *((key, _label(key)) for key in known)]
 
 
 def _label(key: str) -> str:

@@ -16,11 +16,11 @@ from leases.models import Obligation, ProviderAccount
 
 
 class Situation(TextChoices):
-    """Every open row is in exactly one of these."""
+    """Every open row is in exactly one of these. `COOLING` waits: for a cooldown, a drain, or a creation's reply."""
 
     DUE = "due", "due now"
     IN_FLIGHT = "in_flight", "in flight"
-    COOLING = "cooling", "cooling down or draining"
+    COOLING = "cooling", "waiting"
     QUIET = "quiet", "needs a person"
 
 
@@ -61,8 +61,18 @@ def situation_of(obligation: Obligation, now: datetime) -> Situation:
     return Situation.IN_FLIGHT if obligation.attempt_id else Situation.COOLING
 
 
-def outlook(obligation: Obligation, account: ProviderAccount, now: datetime, *, in_flight: int = 0) -> Outlook:
-    """Return when an open obligation is tried next. `in_flight` counts the account's attempts that are protected now."""
+def outlook(
+    obligation: Obligation,
+    account: ProviderAccount,
+    now: datetime,
+    *,
+    in_flight: int = 0,
+    probe_at: datetime | None = None,
+) -> Outlook:
+    """Return when an open obligation is tried next.
+
+    `in_flight` counts the account's attempts that are protected now; `probe_at` is when its probe is due, if any.
+    """
     situation = situation_of(obligation, now)
     due = obligation.due_at
     if due is None:
@@ -70,15 +80,19 @@ def outlook(obligation: Obligation, account: ProviderAccount, now: datetime, *, 
     if situation == Situation.IN_FLIGHT:
         why = f"{obligation.worker} works on it. Should that worker vanish, the row falls due again."
         return Outlook(situation, due, why)
-    held_up, until = _in_the_way(obligation, account, now, in_flight)
-    return Outlook(situation, max(due, until) if until else due, _why(obligation, now), held_up)
+    held_up, until = _in_the_way(obligation, account, now, in_flight, probe_at)
+    return Outlook(situation, max(due, until) if until else due, _why(obligation, situation, now), held_up)
 
 
-def _why(obligation: Obligation, now: datetime) -> str:
-    if obligation.due_at is not None and obligation.due_at <= now:
+def _why(obligation: Obligation, situation: Situation, now: datetime) -> str:
+    if situation == Situation.DUE:
         if obligation.attempt_id:
             return f"The attempt of {obligation.worker} lost its protection; any worker may take over."
         return "Due: the next free worker takes it."
+    return _waiting(obligation, now)
+
+
+def _waiting(obligation: Obligation, now: datetime) -> str:
     if obligation.drain_until is not None and obligation.drain_until > now:
         return "Work in flight is waited for; stopping begins when it ends, or when the drain is over."
     if obligation.busy_count:
@@ -91,15 +105,11 @@ def _why(obligation: Obligation, now: datetime) -> str:
 
 
 def _in_the_way(
-    obligation: Obligation, account: ProviderAccount, now: datetime, in_flight: int
+    obligation: Obligation, account: ProviderAccount, now: datetime, in_flight: int, probe_at: datetime | None
 ) -> tuple[str, datetime | None]:
     if obligation.kind != Obligation.Kind.PROBE_ACCOUNT:
         if account.circuit == ProviderAccount.Circuit.OPEN:
-            return (
-                f"The circuit of account {account} is open after {_times(account.circuit_failures, 'failure')} in a row: "
-                "nothing is tried until its probe succeeds.",
-                None,
-            )
+            return f"The circuit of account {account} is open: nothing is tried until its probe succeeds.", probe_at
         if account.blocked_until is not None and account.blocked_until > now:
             return f"The provider asked account {account} to wait.", account.blocked_until
     if in_flight >= account.concurrency_limit:

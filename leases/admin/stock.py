@@ -6,14 +6,19 @@ identities with an index, and by a prefix of a name otherwise.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from uuid import UUID
 
 from django import forms
 from django.contrib import admin
-from django.db.models import Model, Q, QuerySet
+from django.db.models import DateTimeField, Model, Q, QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest
+from typing_extensions import override
+
+from leases import audit
+from leases.admin.times import exactly
+from leases.models import Company
 
 M = TypeVar("M", bound=Model)
 
@@ -35,12 +40,15 @@ class Found(_ModelAdmin[M]):
     identities: tuple[str, ...] = ("id",)
     """Columns that a whole UUID in the search box is compared with."""
     show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER  # a count per filter over tables that only grow
     list_per_page = 50
 
+    @override
     def get_queryset(self, request: HttpRequest) -> QuerySet[M]:
         # The database's clock comes with each row, so that what is shown as late is late by the clock that decides.
-        return super().get_queryset(request).annotate(database_now=Now())
+        return cast("QuerySet[M]", super().get_queryset(request).annotate(database_now=Now()))
 
+    @override
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[M], search_term: str
     ) -> tuple[QuerySet[M], bool]:
@@ -53,28 +61,59 @@ class Found(_ModelAdmin[M]):
 
 
 class ViewOnly(Found[M]):
-    """Rows that the system writes and people only read."""
+    """Rows that the system writes and people only read: every column, times in full and relative."""
 
-    actions_selection_counter = True
+    @override
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
+        fields = self.model._meta.fields  # noqa: SLF001 - Django's own name for it
+        return [exactly(field.name) if isinstance(field, DateTimeField) else field.name for field in fields]
 
+    @override
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
+    @override
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
+    @override
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
 
 class Editable(Found[M]):
-    """Rows that people configure. What identifies a row is written once."""
+    """Rows that people configure. What identifies a row is written once, and every change is in the log.
+
+    Only the columns that the person changed are written: the rest of the row belongs to the workers, who may have moved
+    it (a circuit, a controller's lease) since the page was shown.
+    """
 
     written_once: tuple[str, ...] = ("company",)
 
+    @override
     def get_readonly_fields(self, request: HttpRequest, obj: M | None = None) -> tuple[str, ...]:
         fixed = tuple(super().get_readonly_fields(request, obj))
         return fixed if obj is None else (*fixed, *(name for name in self.written_once if name not in fixed))
+
+    @override
+    def save_model(self, request: HttpRequest, obj: M, form: Any, change: bool) -> None:
+        if change:
+            if form.changed_data:
+                obj.save(update_fields=form.changed_data)
+                self._record(request, obj, "changed", fields=form.changed_data)
+        else:
+            obj.save(force_insert=True)
+            self._record(request, obj, "created")
+
+    @override
+    def delete_model(self, request: HttpRequest, obj: M) -> None:
+        self._record(request, obj, "deleted", name=str(obj))
+        super().delete_model(request, obj)
+
+    def _record(self, request: HttpRequest, obj: M, what: str, **details: Any) -> None:
+        company_id = obj.pk if isinstance(obj, Company) else obj.company_id  # type: ignore[attr-defined]
+        action = f"{type(obj).__name__.lower()}.{what}"
+        audit.record(action, obj, company_id=company_id, actor=request.user.get_username(), **details)
 
 
 class CheckedForm(_ModelForm[M]):
@@ -86,6 +125,7 @@ class CheckedForm(_ModelForm[M]):
 
     same_company: tuple[str, ...] = ()
 
+    @override
     def add_error(self, field: str | None, error: Any) -> None:
         told = getattr(error, "error_dict", None)
         if field is not None or told is None:
@@ -97,6 +137,7 @@ class CheckedForm(_ModelForm[M]):
             elif name not in self.errors:  # what could not even be read needs no second opinion
                 super().add_error(name, errors)
 
+    @override
     def clean(self) -> dict[str, Any] | None:
         cleaned = super().clean()
         company = self.cleaned_data.get("company")

@@ -7,6 +7,7 @@ from typing import Any
 from django.contrib import admin
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
+from typing_extensions import override
 
 from leases.admin.stock import CheckedForm, Editable, ViewOnly
 from leases.admin.times import badge, of_row
@@ -29,6 +30,7 @@ class CompanyAdmin(Editable[Company]):
     readonly_fields = ("id", "created_at")
     written_once = ()
 
+    @override
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False  # a company is closed and leaves its tombstone, which its history keeps pointing at
 
@@ -66,7 +68,16 @@ class RunForm(CheckedForm[Run]):
 class RunAdmin(Editable[Run]):
     form = RunForm
     identities = ("id", "issue_id")
-    list_display = ("id", "shown_status", "company", "issue", "controller_id", "controller_until", "created", "finished")
+    list_display = (
+        "id",
+        "shown_status",
+        "company",
+        "issue",
+        "controller_id",
+        "controller_until",
+        "created",
+        "finished",
+    )
     list_filter = ("status", "company")
     list_select_related = ("company", "issue")
     search_fields = ("controller_id", "issue__title", "company__name")

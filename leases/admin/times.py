@@ -1,12 +1,17 @@
-"""Times and standings for people: how long ago or ahead by the database's clock, the exact moment on hover."""
+"""Cells as people read them: times relative to the database's clock, with the exact moment on hover; ids; badges."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+
+ID_SHOWN = 16
+"""Characters of a sandbox's id or name that a list shows."""
 
 NONE = "–"  # noqa: RUF001 - the dash that the stock admin shows for nothing
 
@@ -54,6 +59,34 @@ def of_row(row: Any, name: str) -> SafeString | str:
     return when(getattr(row, name), row.database_now)
 
 
+def exact_of_row(row: Any, name: str) -> SafeString | str:
+    """Return a row's time in full, and relative to the database's clock."""
+    at: datetime | None = getattr(row, name)
+    if at is None:
+        return NONE
+    text = f"{at:%Y-%m-%d %H:%M:%S} UTC ({relative(at, row.database_now)})"
+    return format_html('<time datetime="{}">{}</time>', at.isoformat(), text)
+
+
+@cache
+def exactly(name: str) -> Callable[[Any], SafeString | str]:
+    """Return a read-only field that shows a column's time in full."""
+
+    def field(row: Any) -> SafeString | str:
+        return exact_of_row(row, name)
+
+    field.__name__ = name
+    field.short_description = name.replace("_", " ")  # type: ignore[attr-defined]  # Django reads it
+    return field
+
+
+def short(text: str) -> SafeString | str:
+    """Return the beginning of a long id; the whole on hover."""
+    if len(text) <= ID_SHOWN:
+        return text
+    return format_html('<span title="{}">{}…</span>', text, text[: ID_SHOWN - 3])
+
+
 def badge(text: str, tone: str) -> SafeString:
-    """Return a short word in a tone (`good`, `bad`, `pending`, `plain`). The word says it all; the colour only helps."""
+    """Return a short word in a tone (`good`, `bad`, `pending`, `plain`). The word says it; the colour only helps."""
     return format_html('<span class="pe-badge pe-{}">{}</span>', tone, text)

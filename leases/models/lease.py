@@ -75,7 +75,8 @@ class Lease(models.Model):
             models.CheckConstraint(condition=Q(policy__in=Policy.values), name="lease_policy_is_known"),
             models.CheckConstraint(condition=Q(outcome__in=["", "succeeded", "failed"]), name="lease_outcome_is_known"),
             models.CheckConstraint(
-                condition=Q(state="active", released_at__isnull=True) | ~Q(state="active") & Q(released_at__isnull=False),
+                condition=Q(state="active", released_at__isnull=True)
+                | ~Q(state="active") & Q(released_at__isnull=False),
                 name="lease_is_active_until_released",
             ),
             models.CheckConstraint(condition=~Q(resource_id=""), name="lease_names_its_sandbox"),

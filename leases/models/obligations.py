@@ -138,7 +138,9 @@ class Obligation(models.Model):
             # What the claim and the beat's alarm read: open rows only, so that history costs them nothing.
             models.Index(fields=["account", "due_at"], condition=Q(due_at__isnull=False), name="obligation_due"),
             models.Index(fields=["account"], condition=Q(requests__gt=F("requests_served")), name="obligation_urgent"),
-            models.Index(fields=["account", "due_at"], condition=Q(attempt_id__isnull=False), name="obligation_claimed"),
+            models.Index(
+                fields=["account", "due_at"], condition=Q(attempt_id__isnull=False), name="obligation_claimed"
+            ),
             models.Index(fields=["kind"], condition=Q(closed_at__isnull=True), name="obligation_open"),
         ]
 

@@ -55,7 +55,7 @@ def _verbs(text: str) -> list[Verb]:
 
 
 @pytest.mark.parametrize("row", rows_of(DOC, "Decision table"), ids=lambda row: " | ".join(row.values()))
-def test_it_decides_as_the_table_says(row):
+def test_it_decides_as_the_table_says(row) -> None:
     for verb in _verbs(row["verb"]):
         facts = Facts(
             verb=verb,
@@ -81,7 +81,7 @@ NOT_THE_END = [name for name in SIGHTINGS if name not in ("stopped", "suspended"
 
 
 @pytest.mark.parametrize("name", SIGHTINGS)
-def test_stop_only_never_deletes_whatever_happens(name):
+def test_stop_only_never_deletes_whatever_happens(name) -> None:
     """S-138, domain I-6."""
     for stop, delete in product(SENT, SENT):
         decision = decide(Facts(verb=Verb.STOP_ONLY, sighting=SIGHTINGS[name], stop=stop, delete=delete))
@@ -89,7 +89,7 @@ def test_stop_only_never_deletes_whatever_happens(name):
 
 
 @pytest.mark.parametrize("name", NOT_THE_END)
-def test_nothing_but_a_sighting_of_the_end_discharges(name):
+def test_nothing_but_a_sighting_of_the_end_discharges(name) -> None:
     """S-119, K-02, K-27: acceptance, errors and timeouts are never proof."""
     for verb, stop, delete in product(Verb, SENT, SENT):
         facts = Facts(verb=verb, sighting=SIGHTINGS[name], stop=stop, delete=delete, delete_announced=True)
@@ -97,7 +97,7 @@ def test_nothing_but_a_sighting_of_the_end_discharges(name):
 
 
 @pytest.mark.parametrize("row", rows_of(DOC, "Merge table"), ids=lambda row: " | ".join(row.values()))
-def test_demands_merge_as_the_table_says(row):
+def test_demands_merge_as_the_table_says(row) -> None:
     times = {"-": None, "early": SOON, "late": SOON + timedelta(seconds=30)}
     by = row["second demand by"]
     merged = merge(
@@ -110,7 +110,7 @@ def test_demands_merge_as_the_table_says(row):
 
 
 @pytest.mark.parametrize("row", rows_of(DOC, "Verbs by policy"), ids=lambda row: " | ".join(row.values()))
-def test_a_policy_demands_the_verb_of_the_table(row):
+def test_a_policy_demands_the_verb_of_the_table(row) -> None:
     outcomes = ["succeeded", "failed"] if row["outcome"] == "any" else [row["outcome"]]
     for outcome in outcomes:
         assert verb_of_policy(Policy(row["policy"]), outcome) == Verb(row["verb"])

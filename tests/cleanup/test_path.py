@@ -12,7 +12,7 @@ from tests import factories
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_released_lease_is_torn_down_and_proven(tmp_path):
+def test_a_released_lease_is_torn_down_and_proven(tmp_path) -> None:
     account = factories.account(endpoint={"state_dir": str(tmp_path / "state")}, attested_identity="")
     environment = factories.environment(account)
     run = factories.run(account.company)

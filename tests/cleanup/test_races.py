@@ -36,7 +36,7 @@ def _protection_ends(row: Obligation) -> None:
         cursor.execute("UPDATE leases_obligation SET due_at = now() - interval '1 s' WHERE id = %s", [row.pk])
 
 
-def test_two_sweeps_on_one_lease_make_one_teardown(rehearsal):
+def test_two_sweeps_on_one_lease_make_one_teardown(rehearsal) -> None:
     """S-163, S-164."""
     lease = _released(rehearsal)
     account = rehearsal.account.pk
@@ -48,21 +48,19 @@ def test_two_sweeps_on_one_lease_make_one_teardown(rehearsal):
     assert lease.state == Lease.State.EXPIRED
 
 
-def test_two_claimers_at_a_full_account_do_not_pass_its_limit(rehearsal):
+def test_two_claimers_at_a_full_account_do_not_pass_its_limit(rehearsal) -> None:
     rehearsal.account.concurrency_limit = 3
     rehearsal.account.save()
     for _ in range(8):
         _released(rehearsal)
     account = rehearsal.account.pk
-    claimed = together(
-        *[lambda: claim(account, new_ids(3), worker="w", clock=boottime) for _ in range(4)]
-    )
+    claimed = together(*[lambda: claim(account, new_ids(3), worker="w", clock=boottime) for _ in range(4)])
     assert sum(len(rows) for rows in claimed) == 3
     assert Obligation.objects.filter(attempt_id__isnull=False).count() == 3
     assert claim(account, new_ids(3), worker="w", clock=boottime) == []
 
 
-def test_a_row_whose_protection_ended_frees_its_place_and_is_due(rehearsal):
+def test_a_row_whose_protection_ended_frees_its_place_and_is_due(rehearsal) -> None:
     """S-168, S-188: a crash after the claim needs no detector."""
     rehearsal.account.concurrency_limit = 1
     rehearsal.account.save()
@@ -74,7 +72,7 @@ def test_a_row_whose_protection_ended_frees_its_place_and_is_due(rehearsal):
     assert Attempt.objects.get(pk=dead.attempt_id).outcome == "superseded"
 
 
-def test_a_wake_between_evaluation_and_settle_makes_the_row_due_at_once(rehearsal):
+def test_a_wake_between_evaluation_and_settle_makes_the_row_due_at_once(rehearsal) -> None:
     lease = _released(rehearsal)
     box, row = rehearsal.world.of(lease.resource_id), _owed(lease)
     box.state = "busy"
@@ -94,18 +92,19 @@ def test_a_wake_between_evaluation_and_settle_makes_the_row_due_at_once(rehearsa
     assert tally.outcomes == {"busy": 1, "proven": 1}
 
 
-def test_without_a_wake_a_transition_is_looked_at_later(rehearsal):
+def test_without_a_wake_a_transition_is_looked_at_later(rehearsal) -> None:
     """The control of the test above: the row is not due at once by itself."""
     lease = _released(rehearsal)
     rehearsal.world.of(lease.resource_id).state = "busy"
     assert Engine().sweep(rehearsal.account.pk).outcomes == {"busy": 1}
     row = _owed(lease)
-    assert row.failures == 0 and row.busy_count == 1
+    assert row.failures == 0
+    assert row.busy_count == 1
     assert not Obligation.objects.filter(pk=row.pk, due_at__lte=factories.database_now()).exists()
 
 
 @pytest.mark.parametrize(("explicit", "outcomes"), [(False, {"failed": 1}), (True, {"failed": 1, "proven": 1})])
-def test_a_failure_keeps_its_cooldown_unless_a_person_asked(rehearsal, explicit, outcomes):
+def test_a_failure_keeps_its_cooldown_unless_a_person_asked(rehearsal, explicit, outcomes) -> None:
     lease = _released(rehearsal)
     row = _owed(lease)
 
@@ -118,7 +117,7 @@ def test_a_failure_keeps_its_cooldown_unless_a_person_asked(rehearsal, explicit,
     assert Engine().sweep(rehearsal.account.pk).outcomes == outcomes
 
 
-def test_a_superseded_attempt_that_succeeds_late_undoes_nothing(rehearsal):
+def test_a_superseded_attempt_that_succeeds_late_undoes_nothing(rehearsal) -> None:
     """S-171."""
     lease = _released(rehearsal)
     row = _owed(lease)
@@ -140,7 +139,7 @@ def test_a_superseded_attempt_that_succeeds_late_undoes_nothing(rehearsal):
     assert ActivityEntry.objects.filter(action="lease.teardown.confirmed", subject_id=str(lease.pk)).count() == 1
 
 
-def test_a_superseded_attempt_that_fails_late_changes_nothing(rehearsal):
+def test_a_superseded_attempt_that_fails_late_changes_nothing(rehearsal) -> None:
     """S-172."""
     lease = _released(rehearsal)
     gate = Gate()
@@ -163,7 +162,7 @@ def test_a_superseded_attempt_that_fails_late_changes_nothing(rehearsal):
     assert lease.state == Lease.State.EXPIRED
 
 
-def test_a_superseded_attempt_that_learns_a_receipt_leaves_it_for_the_next(rehearsal):
+def test_a_superseded_attempt_that_learns_a_receipt_leaves_it_for_the_next(rehearsal) -> None:
     """Evidence is never fenced away: the row is woken, and its next attempt settles without asking the provider."""
     lease = _released(rehearsal)
     row = _owed(lease)
@@ -178,7 +177,8 @@ def test_a_superseded_attempt_that_learns_a_receipt_leaves_it_for_the_next(rehea
     assert slow.result().outcomes == {"superseded": 1}
     assert Receipt.objects.filter(lease=lease).count() == 1
     row.refresh_from_db()
-    assert row.attempt_id == current.attempt_id and row.wakes > current.wakes
+    assert row.attempt_id == current.attempt_id
+    assert row.wakes > current.wakes
     calls = len(rehearsal.world.calls)
     claims.postpone(current, Attempt.Outcome.BUSY, delay=300, busy=True)  # due now instead, because of the wake
     assert Engine().sweep(rehearsal.account.pk).outcomes == {"proven": 1}
@@ -187,7 +187,7 @@ def test_a_superseded_attempt_that_learns_a_receipt_leaves_it_for_the_next(rehea
 
 
 @pytest.mark.parametrize("call", ["stop", "delete"])
-def test_a_suspended_worker_does_not_send_late(rehearsal, call):
+def test_a_suspended_worker_does_not_send_late(rehearsal, call) -> None:
     """A fence stops writes, not calls: sent only while the protection still covers the call's bound."""
     rehearsal.environment.policy = "reuse_by_environment" if call == "stop" else "ephemeral"
     rehearsal.environment.save()
@@ -210,7 +210,7 @@ def test_a_suspended_worker_does_not_send_late(rehearsal, call):
     assert Engine().sweep(rehearsal.account.pk).outcomes == {"proven": 1}
 
 
-def test_a_claim_whose_commit_reply_is_lost_is_still_worked(rehearsal, monkeypatch):
+def test_a_claim_whose_commit_reply_is_lost_is_still_worked(rehearsal, monkeypatch) -> None:
     lease = _released(rehearsal)
     engine = Engine()
     monkeypatch.setattr(claims, "escalate_overdue", lambda _: None)  # so that the next commit is the claim's
@@ -221,14 +221,14 @@ def test_a_claim_whose_commit_reply_is_lost_is_still_worked(rehearsal, monkeypat
     assert Attempt.objects.filter(obligation=_owed(lease)).count() == 1
 
 
-def test_a_settle_whose_commit_reply_is_lost_is_written_once(rehearsal):
+def test_a_settle_whose_commit_reply_is_lost_is_written_once(rehearsal) -> None:
     lease = _released(rehearsal)
     engine = Engine()
     context = lost_commit_reply()
     happened = []
     original_send = engine._send
 
-    def send(task, call):
+    def send(task, call) -> None:
         original_send(task, call)
         if call.name == "identify" and not rehearsal.world.boxes:
             happened.append(context.__enter__())  # the next commit of this thread is the settle's
@@ -238,14 +238,15 @@ def test_a_settle_whose_commit_reply_is_lost_is_written_once(rehearsal):
         engine.sweep(rehearsal.account.pk)
     finally:
         context.__exit__(None, None, None)
-    assert happened and happened[0]
+    assert happened
+    assert happened[0]
     lease.refresh_from_db()
     assert lease.state == Lease.State.EXPIRED
     assert Receipt.objects.filter(lease=lease).count() == 1
     assert Attempt.objects.get(obligation=_owed(lease)).outcome == "proven"
 
 
-def test_a_terminated_backend_costs_no_attempt(rehearsal):
+def test_a_terminated_backend_costs_no_attempt(rehearsal) -> None:
     """K-40: PostgreSQL restarts in the middle; the worker goes on with a new connection."""
     lease = _released(rehearsal)
     pids = []
@@ -269,7 +270,7 @@ def test_a_terminated_backend_costs_no_attempt(rehearsal):
     assert _owed(lease).failures == 0
 
 
-def test_a_hanging_adapter_delays_nobody_and_is_given_up_on(rehearsal, monkeypatch):
+def test_a_hanging_adapter_delays_nobody_and_is_given_up_on(rehearsal, monkeypatch) -> None:
     """S-127, K-24: the engine has a bound of its own over an adapter that breaks its contract."""
     monkeypatch.setattr("cleanup.engine.HANG_MARGIN", 0.2)
     monkeypatch.setattr("leases.bounds.INSPECT", 0.1)
@@ -286,7 +287,7 @@ def test_a_hanging_adapter_delays_nobody_and_is_given_up_on(rehearsal, monkeypat
     assert _owed(hanging).last_error_kind == "timeout"
 
 
-def test_renewal_touches_only_its_own_attempt(rehearsal):
+def test_renewal_touches_only_its_own_attempt(rehearsal) -> None:
     """S-179, S-181, S-183, domain I-13."""
     lease = _released(rehearsal)
     (old,) = claim(rehearsal.account.pk, new_ids(1), worker="old", clock=boottime)
@@ -301,10 +302,11 @@ def test_renewal_touches_only_its_own_attempt(rehearsal):
     cooling = row.due_at
     claims.renew([old], clock=boottime)
     row.refresh_from_db()
-    assert row.due_at == cooling and old.lost
+    assert row.due_at == cooling
+    assert old.lost
 
 
-def test_a_renewal_skips_a_row_that_is_being_written(rehearsal):
+def test_a_renewal_skips_a_row_that_is_being_written(rehearsal) -> None:
     """It neither waits (a deadlock with a Stop that locks several rows) nor takes the row for lost."""
     _released(rehearsal)
     (mine,) = claim(rehearsal.account.pk, new_ids(1), worker="mine", clock=boottime)
@@ -323,7 +325,7 @@ def test_a_renewal_skips_a_row_that_is_being_written(rehearsal):
     assert not mine.lost
 
 
-def test_a_wake_is_never_lost_between_racing_writers(rehearsal):
+def test_a_wake_is_never_lost_between_racing_writers(rehearsal) -> None:
     """Three connections wake one row while attempts at it are settled again and again: none of the wakes goes unseen."""
     lease = _released(rehearsal)
     row = _owed(lease)
@@ -345,4 +347,5 @@ def test_a_wake_is_never_lost_between_racing_writers(rehearsal):
     settling.result()
     row.refresh_from_db()
     # The row sleeps now, and the last attempt was claimed when all wakes had been counted.
-    assert row.wakes == 75 and seen[-1] == 75
+    assert row.wakes == 75
+    assert seen[-1] == 75

@@ -71,7 +71,7 @@ class Command(BaseCommand):
         for kind in options["kind"]:
             if kind not in Obligation.Kind.values:
                 raise CommandError(f"--kind: {kind!r} is none of {', '.join(Obligation.Kind.values)}")
-        if options["provider"] and options["provider"] not in registry.keys():
+        if options["provider"] and options["provider"] not in registry:
             raise CommandError(f"--provider: {options['provider']!r} is none of {', '.join(registry.keys())}")
         if options["company"] and not Company.objects.filter(pk=options["company"]).exists():
             raise CommandError(f"--company: there is no company {options['company']}")

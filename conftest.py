@@ -1,0 +1,32 @@
+"""What a test session needs before Django's settings are read.
+
+Answers for: a sentence instead of a traceback where no servers are given, and a broker database of its own for each
+parallel test process. (pytest-django gives each a PostgreSQL database of its own.)
+"""
+
+import os
+from urllib.parse import urlsplit
+
+import pytest
+
+
+def _prepare() -> str | None:
+    """Set the environment; return what is missing."""
+    for name in ("DATABASE_URL", "CELERY_BROKER_URL"):
+        if not os.environ.get(name):
+            return f"{name} is not set. Use `make test`, or `.venv/bin/python -m paperclip_env.stack test -k NAME`."
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "paperclip_env.settings")
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    broker = urlsplit(os.environ["CELERY_BROKER_URL"])
+    if worker.startswith("gw") and broker.scheme in {"redis", "rediss"}:
+        # Database 0 is left to whoever gave the address.
+        os.environ["CELERY_BROKER_URL"] = broker._replace(path=f"/{int(worker[2:]) + 1}").geturl()
+    return None
+
+
+_MISSING = _prepare()
+
+
+def pytest_configure() -> None:
+    if _MISSING:
+        raise pytest.UsageError(_MISSING)

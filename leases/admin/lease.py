@@ -1,0 +1,206 @@
+"""Leases with what they owe and their timeline, and the work that went through their bridges: to look at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import Prefetch, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString
+from typing_extensions import override
+
+from leases.admin import retry
+from leases.admin.filters import ErrorKindFilter
+from leases.admin.owed import cards, obligations_of
+from leases.admin.situation import TONES, situation_of
+from leases.admin.stock import ViewOnly
+from leases.admin.times import NONE, badge, exact_of_row, of_row, short, span
+from leases.clock import database_now
+from leases.models import BridgeActivity, Lease, Obligation
+from leases.timeline import timeline
+
+_TONES = {Lease.State.ACTIVE: "good", Lease.State.PENDING_CLEANUP: "pending", Lease.State.FAILED: "bad"}
+
+
+class OwesFilter(admin.SimpleListFilter):
+    title = "what it owes"
+    parameter_name = "owes"
+
+    @override
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [
+            ("anything", "Anything"),
+            ("escalated", "Escalated"),
+            ("person", "Needs a person"),
+            ("lost", "Files lost"),
+        ]
+
+    @override
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        owed = Obligation.objects.filter(closed_at__isnull=True, lease__isnull=False).values("lease")
+        match self.value():
+            case "anything":
+                return queryset.filter(pk__in=owed)
+            case "escalated":
+                return queryset.filter(pk__in=owed.filter(escalated_at__isnull=False))
+            case "person":
+                return queryset.filter(pk__in=owed.filter(due_at__isnull=True))
+            case "lost":
+                return queryset.filter(files_lost=True)
+            case _:
+                return queryset
+
+
+@admin.register(Lease)
+class LeaseAdmin(ViewOnly[Lease]):
+    identities = ("id", "run_id", "issue_id", "environment_id")
+    list_display = (
+        "beginning",
+        "shown_state",
+        "owed",
+        "sandbox",
+        "company",
+        "environment",
+        "acquired",
+        "released",
+    )
+    list_filter = ("state", OwesFilter, "account__provider", "policy", "outcome", "company")
+    list_select_related = ("company", "environment")
+    search_fields = ("resource_id__startswith", "resource_name__startswith", "environment__name", "account__name")
+    readonly_fields = ("was_acquired", "was_released", "provider_ends_it", "lost")
+    date_hierarchy = "acquired_at"
+    ordering = ("-acquired_at",)
+    fieldsets = (
+        (None, {"fields": ("id", "state", "outcome", "reason", "epoch", "lost")}),
+        ("Whose", {"fields": ("company", "environment", "issue", "run")}),
+        ("Sandbox", {"fields": ("resource_id", "resource_name", "was_acquired", "was_released", "provider_ends_it")}),
+        (
+            "Snapshot that it was acquired with",
+            {
+                "classes": ("collapse",),
+                "fields": (
+                    "account",
+                    "provider",
+                    "endpoint",
+                    "credential_reference",
+                    "account_identity",
+                    "config",
+                    "policy",
+                    "drain_seconds",
+                    "hourly_price",
+                ),
+            },
+        ),
+    )
+
+    @override
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Lease]:
+        owed = Obligation.objects.filter(closed_at__isnull=True).order_by("pk")
+        prefetch = Prefetch("obligations", queryset=owed, to_attr="open_obligations")
+        return super().get_queryset(request).prefetch_related(prefetch)
+
+    @override
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: dict[str, Any],
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Lease | None = None,
+    ) -> HttpResponse:
+        if obj is not None:
+            now = database_now()
+            obligations = obligations_of(obj)
+            owed = [obligation for obligation in obligations if obligation.is_open]
+            context |= {
+                "now": now,
+                "cards": cards(owed, now),
+                "unverified": [obligation for obligation in obligations if not obligation.is_open],
+                "timeline": timeline(obj),
+                "may_retry": bool(owed) and retry.may_retry(request),
+                "retry_ids": ",".join(str(obligation.pk) for obligation in owed),
+            }
+        return super().render_change_form(request, context, add, change, form_url, obj)
+
+    @admin.display(description="state", ordering="state")
+    def shown_state(self, lease: Lease) -> SafeString:
+        return badge(lease.get_state_display(), _TONES.get(Lease.State(lease.state), "plain"))
+
+    @admin.display(description="owed")
+    def owed(self, lease: Lease) -> SafeString | str:
+        owed: list[Obligation] = lease.open_obligations  # type: ignore[attr-defined]  # prefetched
+        if not owed:
+            return NONE
+        badges: list[SafeString] = []
+        for obligation in owed:
+            standing = situation_of(obligation, lease.database_now)  # type: ignore[attr-defined]  # annotated
+            badges.append(badge(f"{obligation.kind}: {standing.label}", TONES[standing]))
+            if obligation.escalated_at:
+                badges.append(badge("escalated", "bad"))
+        return format_html_join(" ", "{}", ((shown,) for shown in badges))
+
+    @admin.display(description="acquired")
+    def was_acquired(self, lease: Lease) -> SafeString | str:
+        return exact_of_row(lease, "acquired_at")
+
+    @admin.display(description="released")
+    def was_released(self, lease: Lease) -> SafeString | str:
+        return exact_of_row(lease, "released_at")
+
+    @admin.display(description="the provider ends it")
+    def provider_ends_it(self, lease: Lease) -> SafeString | str:
+        return exact_of_row(lease, "expires_at")
+
+    @admin.display(description="acquired", ordering="acquired_at")
+    def acquired(self, lease: Lease) -> SafeString | str:
+        return of_row(lease, "acquired_at")
+
+    @admin.display(description="released", ordering="released_at")
+    def released(self, lease: Lease) -> SafeString | str:
+        return of_row(lease, "released_at")
+
+    @admin.display(description="lease", ordering="id")
+    def beginning(self, lease: Lease) -> SafeString | str:
+        return short(str(lease.pk))
+
+    @admin.display(description="sandbox", ordering="resource_id")
+    def sandbox(self, lease: Lease) -> SafeString | str:
+        return short(lease.resource_id)
+
+    @admin.display(description="files lost")
+    def lost(self, lease: Lease) -> SafeString | str:
+        return badge("destroyed although its files were to be kept", "bad") if lease.files_lost else "no"
+
+
+@admin.register(BridgeActivity)
+class BridgeActivityAdmin(ViewOnly[BridgeActivity]):
+    identities = ("id", "lease_id")
+    list_display = ("started", "kind", "shown_outcome", "exit_code", "error_kind", "took", "due", "sandbox", "company")
+    list_filter = ("kind", "outcome", ("ended_at", admin.EmptyFieldListFilter), ErrorKindFilter, "company")
+    list_select_related = ("company", "lease")
+    search_fields = ("lease__resource_id__startswith", "error_kind")
+    ordering = ("-started_at",)
+
+    @admin.display(description="outcome", ordering="outcome")
+    def shown_outcome(self, activity: BridgeActivity) -> SafeString:
+        tones = {"": "pending", BridgeActivity.Outcome.COMPLETED: "good", BridgeActivity.Outcome.FAILED: "bad"}
+        return badge(activity.outcome or "open", tones.get(activity.outcome, "plain"))
+
+    @admin.display(description="started", ordering="started_at")
+    def started(self, activity: BridgeActivity) -> SafeString | str:
+        return of_row(activity, "started_at")
+
+    @admin.display(description="sandbox")
+    def sandbox(self, activity: BridgeActivity) -> SafeString | str:
+        return short(activity.lease.resource_id)
+
+    @admin.display(description="took")
+    def took(self, activity: BridgeActivity) -> str:
+        return span(activity.ended_at - activity.started_at) if activity.ended_at else NONE
+
+    @admin.display(description="deadline", ordering="deadline")
+    def due(self, activity: BridgeActivity) -> SafeString | str:
+        return of_row(activity, "deadline")

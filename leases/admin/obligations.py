@@ -1,0 +1,225 @@
+"""Obligations and the attempts to pay them: to look at, and to be tried now by an action that asks for a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
+from django.db.models import F, Model, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from typing_extensions import override
+
+from leases.admin import retry
+from leases.admin.filters import ErrorKindFilter, LastErrorKindFilter, QuietFilter
+from leases.admin.owed import cards
+from leases.admin.situation import CONDITIONS, OPEN, TONES, Situation, situation_of
+from leases.admin.stock import ViewOnly
+from leases.admin.times import NONE, badge, of_row, short, span
+from leases.clock import database_now
+from leases.models import Attempt, Obligation
+
+ATTEMPTS_SHOWN = 20
+
+
+class SituationFilter(admin.SimpleListFilter):
+    """Open rows unless asked otherwise: what is closed is history."""
+
+    title = "situation"
+    parameter_name = "situation"
+
+    @override
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, str]]:
+        return [
+            ("open", "Open"),
+            *((situation.value, situation.label.capitalize()) for situation in Situation),
+            ("closed", "Closed"),
+            ("all", "All"),
+        ]
+
+    @override
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        for value, label in self.lookup_choices:
+            yield {
+                "selected": value == (self.value() or "open"),
+                "query_string": changelist.get_query_string({self.parameter_name: value}),
+                "display": label,
+            }
+
+    @override
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        match self.value() or "open":
+            case "all":
+                return queryset
+            case "closed":
+                return queryset.filter(closed_at__isnull=False)
+            case value if value in Situation.values:
+                return queryset.filter(CONDITIONS[Situation(value)])
+            case _:
+                return queryset.filter(OPEN)
+
+
+@admin.register(Obligation)
+class ObligationAdmin(ViewOnly[Obligation]):
+    identities = ("lease_id", "operation_id", "account_id", "attempt_id")
+    list_display = (
+        "what",
+        "situation",
+        "subject",
+        "account_name",
+        "due",
+        "owed",
+        "failed",
+    )
+    list_filter = (
+        SituationFilter,
+        ("escalated_at", admin.EmptyFieldListFilter),
+        "kind",
+        "verb",
+        QuietFilter,
+        LastErrorKindFilter,
+        "account__provider",
+        "company",
+    )
+    list_select_related = ("account", "lease", "operation")
+    search_fields = (
+        "lease__resource_id__startswith",
+        "operation__name__startswith",
+        "account__name__startswith",
+        "worker__startswith",
+    )
+    # What needs a person has no time of its own and stands first; then what is due longest.
+    ordering = (F("due_at").asc(nulls_first=True), "id")
+    actions = ("retry_now",)
+
+    @override
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view(retry.retry_view)
+        return [path("retry/", view, name="leases_obligation_retry"), *super().get_urls()]
+
+    def has_retry_permission(self, request: HttpRequest) -> bool:
+        return retry.may_retry(request)
+
+    @admin.action(description="Retry now…", permissions=["retry"])
+    def retry_now(self, request: HttpRequest, queryset: QuerySet[Obligation]) -> HttpResponse:
+        ids = list(queryset.order_by("pk").values_list("pk", flat=True)[: retry.MAX_ROWS + 1])
+        return retry.ask(request, ids, back=request.get_full_path())
+
+    @override
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: dict[str, Any],
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Obligation | None = None,
+    ) -> HttpResponse:
+        if obj is not None:
+            now = database_now()
+            attempts = obj.attempts.order_by("-claimed_at")
+            context |= {
+                "now": now,
+                "cards": cards([obj], now) if obj.is_open else [],
+                "attempts": attempts[:ATTEMPTS_SHOWN],
+                "may_retry": obj.is_open and retry.may_retry(request),
+                "retry_ids": str(obj.pk),
+            }
+        return super().render_change_form(request, context, add, change, form_url, obj)
+
+    @admin.display(description="owed", ordering="kind")
+    def what(self, obligation: Obligation) -> str:
+        return f"{obligation.kind} #{obligation.pk}" + (f": {obligation.verb}" if obligation.verb else "")
+
+    @admin.display(description="situation")
+    def situation(self, obligation: Obligation) -> SafeString:
+        if not obligation.is_open:
+            tone = "bad" if obligation.closed_as == Obligation.ClosedAs.UNVERIFIED else "plain"
+            return badge(obligation.closed_as, tone)
+        standing = situation_of(obligation, obligation.database_now)  # type: ignore[attr-defined]  # annotated
+        shown = badge(standing.label, TONES[standing])
+        if obligation.escalated_at:
+            shown = format_html("{} {}", shown, badge("escalated", "bad"))
+        if standing == Situation.QUIET:
+            return format_html("{} <br>{}", shown, obligation.get_quiet_display())
+        if standing == Situation.IN_FLIGHT:
+            return format_html("{} <br>{}", shown, obligation.worker)
+        return shown
+
+    @admin.display(description="of")
+    def subject(self, obligation: Obligation) -> SafeString | str:
+        if obligation.lease is not None:
+            return _link(obligation.lease, obligation.lease.resource_id)
+        if obligation.operation is not None:
+            return _link(obligation.operation, obligation.operation.name)
+        return _link(obligation.account, obligation.account.name)
+
+    @admin.display(description="account", ordering="account__name")
+    def account_name(self, obligation: Obligation) -> str:
+        return obligation.account.name
+
+    @admin.display(description="due", ordering="due_at")
+    def due(self, obligation: Obligation) -> SafeString | str:
+        return of_row(obligation, "due_at")
+
+    @admin.display(description="owed since", ordering="owed_since")
+    def owed(self, obligation: Obligation) -> SafeString | str:
+        return of_row(obligation, "owed_since")
+
+    @admin.display(description="failures", ordering="failures")
+    def failed(self, obligation: Obligation) -> str:
+        last = f" ({obligation.last_error_kind})" if obligation.last_error_kind else ""
+        return f"{obligation.failures}{last}"
+
+
+@admin.register(Attempt)
+class AttemptAdmin(ViewOnly[Attempt]):
+    identities = ("id", "obligation__lease_id", "obligation__operation_id")
+    list_display = (
+        "claimed",
+        "obligation",
+        "shown_outcome",
+        "announced_call",
+        "error_kind",
+        "error_excerpt",
+        "took",
+        "worker",
+    )
+    list_filter = ("outcome", ErrorKindFilter, "obligation__kind")
+    list_select_related = ("obligation",)
+    search_fields = ("worker__startswith", "=obligation__id", "error_excerpt")
+    ordering = ("-claimed_at",)
+
+    @admin.display(description="claimed", ordering="claimed_at")
+    def claimed(self, attempt: Attempt) -> SafeString | str:
+        return of_row(attempt, "claimed_at")
+
+    @admin.display(description="outcome", ordering="outcome")
+    def shown_outcome(self, attempt: Attempt) -> SafeString:
+        return outcome_badge(attempt)
+
+    @admin.display(description="took")
+    def took(self, attempt: Attempt) -> str:
+        return span(attempt.finished_at - attempt.claimed_at) if attempt.finished_at else NONE
+
+
+_OUTCOME_TONES: Mapping[str, str] = {
+    "": "pending",
+    Attempt.Outcome.PROVEN: "good",
+    Attempt.Outcome.FAILED: "bad",
+    Attempt.Outcome.QUIETED: "bad",
+    Attempt.Outcome.SUPERSEDED: "bad",
+}
+
+
+def outcome_badge(attempt: Attempt) -> SafeString:
+    return badge(attempt.get_outcome_display() or "in flight", _OUTCOME_TONES.get(attempt.outcome, "plain"))
+
+
+def _link(row: Model, text: str) -> SafeString:
+    url = reverse(f"admin:leases_{type(row).__name__.lower()}_change", args=[row.pk])
+    return format_html('<a href="{}">{}</a>', url, short(text))

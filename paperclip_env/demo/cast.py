@@ -1,0 +1,128 @@
+"""Who plays in the demo: the company, its accounts, and some twenty leases, each with work of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from django.db import connection
+
+import leases
+from leases.errors import LeaseError
+from leases.models import Company, Environment, Issue, Lease, ProviderAccount, Run
+from paperclip_env.demo.engines import Engine
+
+_DAEMON = "(setsid sh -c 'trap \"\" HUP TERM; while :; do sleep 1; done' >/dev/null 2>&1 &) ; echo started"
+_WORK = "for i in 1 2 3 4 5; do echo line $i; done > work.txt && wc -l < work.txt"
+
+
+@dataclass
+class Part:
+    """One lease and how it is played. `act` does the work, `outcome` is what its holder says at the end."""
+
+    title: str
+    lease: Lease
+    run: Run
+    outcome: str = "succeeded"
+    stops: bool = False
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    def release(self) -> None:
+        if self.stops:
+            leases.stop(company_id=self.lease.company_id, run_id=self.run.pk, actor="demo")
+        else:
+            leases.release(self.lease.pk, outcome=self.outcome, actor="demo")  # type: ignore[arg-type]
+
+
+class Cast:
+    """Makes the rows and the sandboxes."""
+
+    def __init__(self, directory: Path, engine: Engine | None) -> None:
+        self.company = Company.objects.create(name="Demo company")
+        self.issue = Issue.objects.create(company=self.company, title="Tidy up after the agents")
+        self.workshop = self._account("workshop", directory / "workshop")
+        self.flaky_directory = directory / "flaky"
+        self.flaky = self._account("flaky", self.flaky_directory)
+        self.containers = None
+        if engine is not None:
+            self.containers = ProviderAccount.objects.create(
+                company=self.company, name="containers", provider="docker", endpoint={"base_url": engine.base_url}
+            )
+        self.image = engine.image if engine is not None else ""
+        self.parts: list[Part] = []
+
+    def enter(self, say: Callable[[str], None]) -> None:
+        """Acquire every lease and begin its work."""
+        once = self._environment("once", self.workshop)
+        kept = self._environment("kept for the next run", self.workshop, policy="reuse_by_environment")
+        precious = self._environment("kept when it failed", self.workshop, policy="retain_on_failure")
+        hasty = self._environment("drains for 4 s", self.workshop, drain_seconds=4)
+        shaky = self._environment("shaky", self.flaky)
+
+        for number in range(1, 7):
+            self._works(self._part(f"ends cleanly ({number})", once))
+        for number in range(1, 3):
+            self._works(self._part(f"is kept for reuse ({number})", kept))
+        self._works(self._part("failed, and is retained", precious, outcome="failed"))
+        self._never_returns(self._part("has a command that never returns", hasty))
+        self._daemonises(self._part("left a daemonised child that ignores TERM", once))
+        stopped = self._part("is stopped by its user in the middle", hasty, stops=True)
+        self._never_returns(stopped)
+        self._works(self._part("refuses to stop at first", kept))
+        for number in range(1, 6):
+            self._works(self._part(f"is at the flaky account ({number})", shaky))
+        if self.containers is not None:
+            boxes = self._environment("boxes", self.containers, config={"image": self.image})
+            for number in range(1, 4):
+                self._works(self._part(f"is a container ({number})", boxes))
+            self._daemonises(self._part("is a container with a daemonised child", boxes))
+        say(f"{len(self.parts)} leases are active, with real work in their sandboxes.")
+
+    def part(self, title: str) -> Part:
+        return next(part for part in self.parts if part.title.startswith(title))
+
+    def _account(self, name: str, directory: Path) -> ProviderAccount:
+        return ProviderAccount.objects.create(
+            company=self.company, name=name, provider="local", endpoint={"state_dir": str(directory)}
+        )
+
+    def _environment(self, name: str, account: ProviderAccount, **values: Any) -> Environment:
+        environment = Environment(company=self.company, name=name, account=account, **values)
+        environment.full_clean()
+        environment.save()
+        return environment
+
+    def _part(self, title: str, environment: Environment, **values: Any) -> Part:
+        run = Run.objects.create(company=self.company, issue=self.issue, status=Run.Status.RUNNING)
+        lease = leases.acquire(environment.pk, company_id=self.company.pk, run_id=run.pk, actor="demo")
+        part = Part(title, lease, run, **values)
+        self.parts.append(part)
+        return part
+
+    def _works(self, part: Part) -> None:
+        done = leases.bridge(part.lease.pk).execute(["sh", "-c", _WORK])
+        if done.exit_code != 0 or done.stdout.strip() != b"5":
+            raise RuntimeError(f"the work of {part.title!r} came out wrong: {done}")
+
+    def _daemonises(self, part: Part) -> None:
+        done = leases.bridge(part.lease.pk).execute(["sh", "-c", _DAEMON])
+        if done.exit_code != 0:
+            raise RuntimeError(f"the child of {part.title!r} did not start: {done}")
+
+    def _never_returns(self, part: Part) -> None:
+        """Start a command that only the end of its sandbox ends, and go on when it is in flight."""
+
+        def work() -> None:
+            try:
+                leases.bridge(part.lease.pk).execute(["sh", "-c", "while :; do sleep 1; done"], timeout=3600)
+            except LeaseError:
+                pass  # its sandbox was taken away from under it, as it should be
+            finally:
+                connection.close()
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        part.threads.append(thread)

@@ -1,0 +1,144 @@
+"""The plot of the demo, step by step, and its end: the audit, and an exit status of 0 only if it holds."""
+
+from __future__ import annotations
+
+import fcntl
+import signal
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from tqdm import tqdm
+
+from leases.models import Lease, Obligation, ProviderAccount, Run
+from paperclip_env.demo.audit import findings
+from paperclip_env.demo.cast import Cast
+from paperclip_env.demo.engines import Engine, container_engine
+from paperclip_env.demo.machinery import Machinery, empty_the_broker, wait_until, waiting_messages
+
+_PATIENCE = 95.0
+"""Seconds after which the demo gives up waiting for the last receipt."""
+
+_began = time.monotonic()
+
+
+def main() -> int:
+    """Play the demo. Returns the exit status."""
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paperclip-demo-")))
+        engine = stack.enter_context(container_engine(directory))
+        machinery = stack.enter_context(Machinery(directory))
+        try:
+            return _play(directory, engine, machinery)
+        except (TimeoutError, RuntimeError) as error:
+            _say(f"The demo failed: {error}")
+            for name in ("worker", "beat"):
+                if (directory / f"{name}.log").exists():
+                    sys.stderr.write(f"--- {name}\n{machinery.log_tail(name)}\n")
+            return 1
+
+
+def _play(directory: Path, engine: Engine | str, machinery: Machinery) -> int:
+    if isinstance(engine, str):
+        _say(f"No container engine here ({engine}); the sandboxes are processes.")
+    machinery.start("beat")
+    machinery.start("worker")
+    cast = Cast(directory, engine if isinstance(engine, Engine) else None)
+    cast.enter(_say)
+
+    refuser = cast.part("refuses to stop")
+    lock = (directory / "workshop" / "sandboxes" / refuser.lease.resource_name / "lock").open("r+")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    _say("One sandbox now refuses to stop: somebody else holds its lock.")
+    fault = _Fault(cast.flaky_directory)
+    _say("One account is failing: where its state directory was there is none.")
+
+    first, second = cast.parts[::2], cast.parts[1::2]
+    for part in first:
+        part.release()
+    _say(f"{len(first)} leases released.")
+    wait_until("the first receipt", lambda: _proven(cast) > 0, seconds=20)
+    held = _in_flight(cast)
+    machinery.end("worker", signal.SIGKILL)
+    _say(f"The worker is killed with SIGKILL, in the middle of {held} teardowns.")
+    for part in second:
+        part.release()
+    wait_until("a hint in the broker", lambda: waiting_messages() > 0, seconds=20)
+    _say(f"{len(second)} more leases released, with no worker alive.")
+    _say(f"The broker is emptied of everything, {empty_the_broker()} waiting message(s) among it.")
+    machinery.start("worker")
+    _say("A new worker starts. It has no memory and no message; it has the rows.")
+
+    progress = tqdm(total=len(cast.parts), desc="receipts", unit="lease", disable=not sys.stderr.isatty())
+    healed_at, unlocked = time.monotonic() + 8, False
+    deadline = time.monotonic() + _PATIENCE
+    shown = -1
+    while (done := _proven(cast)) < len(cast.parts) and time.monotonic() < deadline:
+        progress.update(done - progress.n)
+        if not sys.stderr.isatty() and done != shown:
+            _say(f"{done} of {len(cast.parts)} leases have their receipt.")
+            shown = done
+        if ended := machinery.ended():
+            raise RuntimeError(f"the {ended[0]} ended by itself")
+        if not unlocked and time.monotonic() > healed_at and _failures(refuser.lease) > 0:
+            lock.close()
+            fault.end()
+            unlocked = True
+            circuit = ProviderAccount.objects.get(pk=cast.flaky.pk).circuit
+            _say(f"The lock is let go, and the failing account works again (its circuit is {circuit}).")
+        time.sleep(0.2)
+    progress.update(_proven(cast) - progress.n)
+    progress.close()
+    Run.objects.filter(company=cast.company).update(status=Run.Status.SUCCEEDED)
+    return _audit(cast, directory)
+
+
+class _Fault:
+    """A directory that is gone for a while, a plain file in its place."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._away = directory.with_name(f"{directory.name}-away")
+        directory.rename(self._away)
+        directory.touch()
+
+    def end(self) -> None:
+        self._directory.unlink()
+        self._away.rename(self._directory)
+
+
+def _audit(cast: Cast, directory: Path) -> int:
+    _say("The audit:")
+    found = findings(cast, directory)
+    for finding in found:
+        sys.stdout.write(f"  {'ok ' if finding.good else 'BAD'} {finding.text}\n")
+    bad = sum(not finding.good for finding in found)
+    took = time.monotonic() - _began
+    if bad:
+        _say(f"{bad} finding(s) are bad, after {took:.0f} s.")
+        return 1
+    _say(f"Every lease is proven ended and nothing was left behind, after {took:.0f} s.")
+    return 0
+
+
+def _proven(cast: Cast) -> int:
+    return (
+        Lease.objects.filter(company=cast.company)
+        .exclude(state__in=[Lease.State.ACTIVE, Lease.State.PENDING_CLEANUP])
+        .count()
+    )
+
+
+def _in_flight(cast: Cast) -> int:
+    return Obligation.objects.filter(company=cast.company, attempt_id__isnull=False).count()
+
+
+def _failures(lease: Lease) -> int:
+    return sum(row.failures + row.busy_count for row in lease.obligations.all())
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"[{time.monotonic() - _began:5.1f} s] {text}\n")
+    sys.stdout.flush()

@@ -1,0 +1,64 @@
+"""`test`, `demo` and `run`: one command against servers that are thrown away afterwards."""
+
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from paperclip_env.stack import foreground
+from paperclip_env.stack.account import server_account
+from paperclip_env.stack.servers import servers
+from paperclip_env.stack.state import CHECKOUT, temporary_state
+from paperclip_env.stack.up import running_environment
+
+
+def test(arguments: Sequence[str]) -> int:
+    """Run pytest on all cores. `arguments` come last, so that a caller's own `-n` wins."""
+    with _throw_away() as environment:
+        cores = {"PYTEST_XDIST_AUTO_NUM_WORKERS": os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS", str(_cores()))}
+        return foreground.run([sys.executable, "-m", "pytest", "-n", "auto", *arguments], {**environment, **cores})
+
+
+def demo(arguments: Sequence[str]) -> int:
+    """Run `paperclip_env.demo` on an empty, migrated database."""
+    with _throw_away() as given:
+        environment = {**given, "DEBUG": "1"}
+        manage = [sys.executable, str(CHECKOUT / "manage.py")]
+        code = foreground.run([*manage, "migrate", "--verbosity", "0"], environment)
+        return code or foreground.run([sys.executable, "-m", "paperclip_env.demo", *arguments], environment)
+
+
+def run(command: Sequence[str]) -> int:
+    """Run any command with the environment that leads to the servers."""
+    with _throw_away() as environment:
+        return foreground.run(command, environment)
+
+
+def run_in_up(command: Sequence[str]) -> int:
+    """Run any command with the environment of the running `make up`."""
+    return foreground.run(command, running_environment())
+
+
+@contextmanager
+def _throw_away() -> Iterator[Mapping[str, str]]:
+    with (
+        servers(partial(temporary_state, server_account()), durable=False) as served,
+        TemporaryDirectory(prefix="paperclip-env-static-") as static,
+    ):
+        os.chdir(CHECKOUT)
+        yield {
+            **os.environ,
+            **served.addresses,
+            "DJANGO_SETTINGS_MODULE": "paperclip_env.settings",
+            "SECRET_KEY": secrets.token_urlsafe(48),
+            "PLAIN_HTTP": "1",
+            "STATIC_ROOT": str(Path(static)),
+        }
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,10 @@
+"""The addresses this project answers: the admin and a way from the root to it (/healthz: `paperclip_env.health`)."""
+
+from django.contrib import admin
+from django.urls import path
+from django.views.generic import RedirectView
+
+urlpatterns = [
+    path("", RedirectView.as_view(pattern_name="admin:index")),
+    path("admin/", admin.site.urls),
+]

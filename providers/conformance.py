@@ -1,0 +1,655 @@
+"""The conformance suite: what a provider adapter has to show before its answers are believed.
+
+An adapter's author implements `Harness` once and subclasses `ProviderConformance`; pytest does the rest::
+
+    class TestAcmeConforms(ProviderConformance):
+        @pytest.fixture
+        def harness(self) -> Iterator[Harness]:
+            with AcmeHarness() as harness:
+                yield harness
+
+Every test makes its own sandboxes under an installation mark of its own and deletes them again, so that the suite runs
+in parallel, in any order, and beside other people's sandboxes. It needs pytest and is the only module here that does.
+For readable failures put `pytest.register_assert_rewrite("providers.conformance")` into a `conftest.py`.
+
+The suite reads what a sandbox does from two sides: through the adapter, and by the word of the operating system or
+the engine (`Harness.executes`), because an adapter that is wrong about its own sandboxes would agree with itself.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, ClassVar, TypeVar
+
+import pytest
+
+from providers.contract import (
+    MARK_INSTALLATION,
+    MARK_PREFIX,
+    OUTPUT_LIMIT,
+    Command,
+    Created,
+    Ended,
+    ErrorKind,
+    Execution,
+    Gone,
+    Provider,
+    ProviderError,
+    Resource,
+    Running,
+    Sighting,
+    Stopped,
+)
+from providers.registry import ConfigurationError, load, validate
+
+AnyProvider = Provider[Any, Any]
+T = TypeVar("T")
+
+ALL_CALLS = frozenset({"identify", "create", "find", "inspect", "start", "stop", "delete", "execute", "list"})
+
+
+class Harness(ABC):
+    """What the suite has to know about one provider. One instance serves one test.
+
+    The abstract methods are the provider itself. The hooks below them have a default or skip their test with a reason;
+    an adapter that skips one says so in its documentation.
+    """
+
+    key: ClassVar[str]
+    """The provider's key in the registry. An adapter outside this repository is found by its entry point."""
+    within: ClassVar[float] = 30.0
+    """Seconds that every ordinary call gets, and that the suite waits for a state to be reached."""
+    trickle_within: ClassVar[float] = 1.5
+    """Seconds that each call gets against the trickling server. A whole answer must need longer at a byte a second."""
+    margin: ClassVar[float] = 1.0
+    """Seconds by which a call may exceed its bound."""
+    trickled_calls: ClassVar[frozenset[str]] = ALL_CALLS
+    """Names of the methods that talk to the server at all. The others need only return in time."""
+
+    # The provider.
+
+    @abstractmethod
+    def endpoint_data(self) -> dict[str, Any]:
+        """Return a valid endpoint as JSON data. The suite may lay sandboxes there and deletes them again."""
+
+    @abstractmethod
+    def config_data(self) -> dict[str, Any]:
+        """Return a valid configuration as JSON data, of a sandbox that runs until it is stopped."""
+
+    @abstractmethod
+    def executes(self, resource: Resource, tag: str) -> bool:
+        """Say whether a process with `tag` in its command line still executes for this sandbox. A zombie does not.
+
+        By the operating system's or the engine's own word, never through the adapter: a stopped or absent sandbox
+        executes nothing only if the process table says so.
+        """
+
+    def secret(self) -> str | None:
+        """Return the secret that the endpoint is called with, or None."""
+        return None
+
+    def provider(self) -> AnyProvider:
+        """Return a new adapter instance at `endpoint_data`, built as production builds it."""
+        adapter = load(self.key)
+        return adapter(validate(adapter.Endpoint, self.endpoint_data()), self.secret())
+
+    # Commands inside the sandbox.
+
+    def shell(self, script: str) -> tuple[str, ...]:
+        """Return the argv that runs a POSIX shell script inside the sandbox."""
+        return ("sh", "-c", script)
+
+    def daemon(self, tag: str) -> Command:
+        """Return a command that ends at once, and leaves a daemon behind: own session, no parent, no open streams.
+
+        `tag` is a unique number of seconds (more than an hour) as text, so that `sleep` takes it as its argument.
+        """
+        script = f"(setsid sh -c 'sleep {tag} & sleep {tag}' </dev/null >/dev/null 2>&1 &) ; exit 0"
+        return Command(self.shell(script), timeout=10)
+
+    def stubborn(self, tag: str) -> Command:
+        """Return a command like `daemon`, whose process ignores SIGTERM."""
+        script = f"(trap '' TERM HUP; setsid sleep {tag} </dev/null >/dev/null 2>&1 &) ; exit 0"
+        return Command(self.shell(script), timeout=10)
+
+    # Faults.
+
+    def switchable(self) -> AbstractContextManager[tuple[AnyProvider, Callable[[], None]]]:
+        """Return, as a context, a provider at some address, and a function that switches what stands behind it.
+
+        The function puts another engine behind that very address and, called again, the first one back. The two
+        share no sandbox.
+        """
+        pytest.skip("this harness cannot put another engine behind the same address")
+
+    def trickling(self) -> AbstractContextManager[tuple[AnyProvider, str]]:
+        """Return, as a context, a provider whose server trickles, and an id to ask it about (any well-formed one).
+
+        The server answers one byte a second, and never a whole answer within `trickle_within`.
+        """
+        pytest.skip("this harness has no trickling server")
+
+    def echoing(self, secret: str) -> AbstractContextManager[AnyProvider]:
+        """Return, as a context, a provider with this secret whose calls fail.
+
+        The best one is a server that refuses every request and echoes in its errors all that it was sent, headers
+        included.
+        """
+        adapter = load(self.key)
+        return nullcontext(adapter(validate(adapter.Endpoint, self.endpoint_data()), secret))
+
+
+class Sandboxes:
+    """The sandboxes of one test: made under one installation mark, and deleted after it whatever happened."""
+
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
+        self.provider = harness.provider()
+        self.installation = f"conformance-{secrets.token_hex(8)}"
+        self.marks = {MARK_INSTALLATION: self.installation}
+
+    def name(self) -> str:
+        return f"conformance-{secrets.token_hex(6)}"
+
+    def tag(self) -> str:
+        """Return a number of seconds that no other process on this host sleeps."""
+        return f"{3600 + secrets.randbelow(3600)}.{secrets.randbelow(10**9):09d}"
+
+    def config(self) -> Any:
+        return validate(load(self.harness.key).Config, self.harness.config_data())
+
+    def create(self, name: str | None = None, **marks: str) -> Resource:
+        extra = {MARK_PREFIX + key: value for key, value in marks.items()}
+        return self.create_at(self.provider, name, {**self.marks, **extra}).resource
+
+    def create_at(self, provider: AnyProvider, name: str | None = None, marks: dict[str, str] | None = None) -> Created:
+        return provider.create(name or self.name(), marks or self.marks, self.config(), within=self.harness.within)
+
+    def inspect(self, resource: Resource) -> Sighting:
+        return self.provider.inspect(resource.resource_id, within=self.harness.within)
+
+    def run(self, resource: Resource, script: str, **options: Any) -> Execution:
+        return self.execute(resource, Command(self.harness.shell(script), **options))
+
+    def execute(self, resource: Resource, command: Command) -> Execution:
+        return self.provider.execute(resource.resource_id, command, within=self.harness.within)
+
+    def stop(self, resource: Resource, *, grace: float = 0.5) -> None:
+        self.provider.stop(resource.resource_id, grace=grace, within=self.harness.within)
+
+    def start(self, resource: Resource) -> None:
+        self.provider.start(resource.resource_id, within=self.harness.within)
+
+    def delete(self, resource: Resource) -> None:
+        self.provider.delete(resource.resource_id, within=self.harness.within)
+
+    def list(self, **marks: str) -> set[str]:
+        wanted = {**self.marks, **{MARK_PREFIX + key: value for key, value in marks.items()}}
+        listing = self.provider.list(wanted, within=self.harness.within)
+        assert listing.complete
+        return {resource.resource_id for resource in listing.resources}
+
+    def becomes(self, resource: Resource, wanted: type[T]) -> T:
+        """Wait until `inspect` answers this, with a bound, and return the sighting."""
+        sighting: Sighting | None = None
+
+        def reached() -> bool:
+            nonlocal sighting
+            sighting = self.inspect(resource)
+            return isinstance(sighting, wanted)
+
+        assert until(reached, self.harness.within), f"expected {wanted.__name__}, last saw {sighting}"
+        assert isinstance(sighting, wanted)
+        return sighting
+
+    def executes(self, resource: Resource, tag: str) -> bool:
+        return until(lambda: self.harness.executes(resource, tag), self.harness.within)
+
+    def executes_no_more(self, resource: Resource, tag: str) -> bool:
+        return until(lambda: not self.harness.executes(resource, tag), self.harness.within)
+
+    def close(self) -> None:
+        for resource in self.provider.list(self.marks, within=self.harness.within).resources:
+            self.delete(resource)
+
+
+def until(reached: Callable[[], bool], within: float) -> bool:
+    """Ask again and again, for at most `within` seconds, and say whether it came true."""
+    deadline = time.monotonic() + within
+    while not reached():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def refused(kind: ErrorKind, call: Callable[[], object]) -> ProviderError:
+    """Check that a call fails with exactly this kind, and return the error."""
+    with pytest.raises(ProviderError) as caught:
+        call()
+    assert caught.value.kind is kind, f"expected {kind}, got {caught.value}"
+    return caught.value
+
+
+class ProviderConformance:
+    """Subclass it, give it a `harness` fixture, and every promise of the contract is put to the test."""
+
+    @pytest.fixture
+    def harness(self) -> Iterator[Harness]:
+        raise NotImplementedError("a conformance test class overrides the fixture `harness`")
+
+    @pytest.fixture
+    def sandboxes(self, harness: Harness) -> Iterator[Sandboxes]:
+        sandboxes = Sandboxes(harness)
+        yield sandboxes
+        sandboxes.close()
+
+    # Identity.
+
+    def test_identify_answers_the_same_text_for_ever(self, harness: Harness, sandboxes: Sandboxes) -> None:
+        first = sandboxes.provider.identify(within=harness.within)
+        assert first
+        sandboxes.create()
+        assert sandboxes.provider.identify(within=harness.within) == first
+        assert harness.provider().identify(within=harness.within) == first
+
+    def test_another_engine_behind_the_same_address_never_passes_for_the_first(
+        self, harness: Harness, sandboxes: Sandboxes
+    ) -> None:
+        with harness.switchable() as (provider, switch):
+            first = provider.identify(within=harness.within)
+            resource = sandboxes.create_at(provider).resource
+            switch()
+            try:
+                # A negative answer of the other engine is harmless only because its identity gives it away.
+                with suppress(ProviderError):
+                    provider.inspect(resource.resource_id, within=harness.within)
+                try:
+                    assert provider.identify(within=harness.within) != first
+                except ProviderError as error:
+                    assert error.kind is ErrorKind.IDENTITY, error
+            finally:
+                switch()
+            assert provider.identify(within=harness.within) == first
+            assert isinstance(provider.inspect(resource.resource_id, within=harness.within), Running)
+            provider.delete(resource.resource_id, within=harness.within)
+
+    # Creation and finding.
+
+    def test_a_created_sandbox_runs_and_is_found_by_its_name(self, sandboxes: Sandboxes) -> None:
+        name = sandboxes.name()
+        resource = sandboxes.create(name, lease="42")
+        marks = {**sandboxes.marks, MARK_PREFIX + "lease": "42"}
+        assert resource.resource_id
+        assert resource.name == name
+        assert dict(resource.marks) == marks
+        found = sandboxes.provider.find(name, within=sandboxes.harness.within)
+        assert found == resource
+        sighting = sandboxes.inspect(resource)
+        assert isinstance(sighting, Running)
+        assert sighting.resource == resource
+
+    def test_another_instance_finds_what_the_first_one_created(self, harness: Harness, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create()
+        assert harness.provider().find(resource.name, within=harness.within) == resource
+        assert isinstance(harness.provider().inspect(resource.resource_id, within=harness.within), Running)
+
+    def test_a_name_that_exists_is_refused_and_its_sandbox_untouched(self, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create(lease="first")
+        sandboxes.run(resource, "echo kept > witness")
+        error = refused(ErrorKind.NAME_TAKEN, lambda: sandboxes.create(resource.name, lease="second"))
+        assert error.nothing_allocated
+        assert sandboxes.list() == {resource.resource_id}
+        assert sandboxes.provider.find(resource.name, within=sandboxes.harness.within) == resource
+        assert sandboxes.run(resource, "cat witness").stdout == b"kept\n"
+
+    def test_the_name_of_a_stopped_sandbox_is_taken_too(self, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create()
+        sandboxes.stop(resource)
+        sandboxes.becomes(resource, Stopped)
+        refused(ErrorKind.NAME_TAKEN, lambda: sandboxes.create(resource.name))
+        assert isinstance(sandboxes.inspect(resource), Stopped)
+
+    def test_of_concurrent_creates_with_one_name_exactly_one_succeeds(
+        self, harness: Harness, sandboxes: Sandboxes
+    ) -> None:
+        name = sandboxes.name()
+        providers = [harness.provider() for _ in range(4)]
+
+        def attempt(provider: AnyProvider) -> Created | ProviderError:
+            try:
+                return sandboxes.create_at(provider, name)
+            except ProviderError as error:
+                return error
+
+        with ThreadPoolExecutor(len(providers)) as pool:
+            answers = list(pool.map(attempt, providers))
+        created = [answer for answer in answers if isinstance(answer, Created)]
+        errors = [answer for answer in answers if isinstance(answer, ProviderError)]
+        assert len(created) == 1, answers
+        assert {error.kind for error in errors} == {ErrorKind.NAME_TAKEN}
+        assert sandboxes.list() == {created[0].resource.resource_id}
+
+    def test_an_unknown_name_is_not_found(self, sandboxes: Sandboxes) -> None:
+        assert sandboxes.provider.find(sandboxes.name(), within=sandboxes.harness.within) is None
+
+    def test_a_name_is_found_exactly_and_never_by_a_part_of_it(self, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create(f"{sandboxes.name()}-x")
+        for other in (resource.name[:-1], resource.name[:-2], resource.name[1:], resource.name + "x"):
+            assert sandboxes.provider.find(other, within=sandboxes.harness.within) is None
+
+    def test_an_unknown_id_is_gone(self, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create()
+        sandboxes.delete(resource)
+        sandboxes.becomes(resource, Gone)
+        assert isinstance(sandboxes.inspect(resource), Gone)
+
+    # Stopping and starting.
+
+    def test_stop_keeps_files_and_start_runs_new_commands_but_no_old_process(self, sandboxes: Sandboxes) -> None:
+        resource, tag = sandboxes.create(), sandboxes.tag()
+        sandboxes.execute(resource, sandboxes.harness.daemon(tag))
+        assert sandboxes.executes(resource, tag)
+        assert sandboxes.run(resource, "echo saved > note").exit_code == 0
+        sandboxes.stop(resource)
+        stopped = sandboxes.becomes(resource, Stopped)
+        assert stopped.resource == resource
+        assert stopped.ended is Ended.KILLED
+        assert not sandboxes.harness.executes(resource, tag)
+        sandboxes.start(resource)
+        sandboxes.becomes(resource, Running)
+        assert sandboxes.run(resource, "cat note").stdout == b"saved\n"
+        assert not sandboxes.harness.executes(resource, tag)
+        sandboxes.stop(resource)
+        sandboxes.becomes(resource, Stopped)
+
+    def test_stopping_twice_changes_nothing(self, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create()
+        sandboxes.stop(resource)
+        sandboxes.becomes(resource, Stopped)
+        sandboxes.stop(resource)
+        assert isinstance(sandboxes.inspect(resource), Stopped)
+
+    def test_starting_a_running_sandbox_changes_nothing(self, sandboxes: Sandboxes) -> None:
+        resource, tag = sandboxes.create(), sandboxes.tag()
+        sandboxes.execute(resource, sandboxes.harness.daemon(tag))
+        assert sandboxes.executes(resource, tag)
+        sandboxes.start(resource)
+        assert isinstance(sandboxes.inspect(resource), Running)
+        assert sandboxes.harness.executes(resource, tag)
+
+    def test_a_stopped_sandbox_is_still_found_with_its_marks(self, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create(lease="7")
+        sandboxes.stop(resource)
+        sandboxes.becomes(resource, Stopped)
+        assert sandboxes.provider.find(resource.name, within=sandboxes.harness.within) == resource
+
+    def test_stop_ends_a_command_that_ignores_the_polite_signal(self, sandboxes: Sandboxes) -> None:
+        resource, tag = sandboxes.create(), sandboxes.tag()
+        sandboxes.execute(resource, sandboxes.harness.stubborn(tag))
+        assert sandboxes.executes(resource, tag)
+        sandboxes.stop(resource, grace=0.2)
+        sandboxes.becomes(resource, Stopped)
+        assert not sandboxes.harness.executes(resource, tag)
+
+    def test_stop_and_start_of_a_sandbox_that_is_gone_find_nothing(self, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create()
+        sandboxes.delete(resource)
+        sandboxes.becomes(resource, Gone)
+        refused(ErrorKind.NOT_FOUND, lambda: sandboxes.stop(resource))
+        refused(ErrorKind.NOT_FOUND, lambda: sandboxes.start(resource))
+
+    # Deleting.
+
+    def test_deleting_a_running_sandbox_ends_what_it_executes(self, sandboxes: Sandboxes) -> None:
+        resource, tag = sandboxes.create(), sandboxes.tag()
+        sandboxes.execute(resource, sandboxes.harness.daemon(tag))
+        assert sandboxes.executes(resource, tag)
+        sandboxes.delete(resource)
+        sandboxes.becomes(resource, Gone)
+        assert not sandboxes.harness.executes(resource, tag)
+        assert sandboxes.provider.find(resource.name, within=sandboxes.harness.within) is None
+        assert sandboxes.list() == set()
+
+    def test_deleting_a_stopped_sandbox_leaves_it_gone(self, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create()
+        sandboxes.stop(resource)
+        sandboxes.becomes(resource, Stopped)
+        sandboxes.delete(resource)
+        sandboxes.becomes(resource, Gone)
+
+    def test_deleting_twice_changes_nothing(self, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create()
+        sandboxes.delete(resource)
+        sandboxes.becomes(resource, Gone)
+        sandboxes.delete(resource)
+        assert isinstance(sandboxes.inspect(resource), Gone)
+
+    @pytest.mark.parametrize("resource_id", ["", ".", "..", "../..", "*", "?all=1", "no-such-sandbox", "\0", "é/\n"])
+    def test_an_id_that_names_no_sandbox_deletes_none(self, sandboxes: Sandboxes, resource_id: str) -> None:
+        resource = sandboxes.create()
+        with suppress(ProviderError):
+            sandboxes.provider.delete(resource_id, within=sandboxes.harness.within)
+        with suppress(ProviderError):
+            sandboxes.provider.stop(resource_id, grace=0.1, within=sandboxes.harness.within)
+        assert isinstance(sandboxes.inspect(resource), Running)
+        assert sandboxes.list() == {resource.resource_id}
+
+    def test_delete_ends_a_command_that_ignores_the_polite_signal(self, sandboxes: Sandboxes) -> None:
+        resource, tag = sandboxes.create(), sandboxes.tag()
+        sandboxes.execute(resource, sandboxes.harness.stubborn(tag))
+        assert sandboxes.executes(resource, tag)
+        sandboxes.delete(resource)
+        sandboxes.becomes(resource, Gone)
+        assert not sandboxes.harness.executes(resource, tag)
+
+    def test_a_name_is_free_after_delete_and_its_next_sandbox_is_another(self, sandboxes: Sandboxes) -> None:
+        first = sandboxes.create()
+        sandboxes.run(first, "echo old > note")
+        sandboxes.delete(first)
+        sandboxes.becomes(first, Gone)
+        second = sandboxes.create(first.name)
+        assert second.resource_id != first.resource_id
+        assert sandboxes.run(second, "test -e note").exit_code == 1
+        assert isinstance(sandboxes.inspect(first), Gone)
+        sandboxes.delete(first)
+        refused(ErrorKind.NOT_FOUND, lambda: sandboxes.stop(first))
+        assert isinstance(sandboxes.inspect(second), Running)
+
+    # Executing.
+
+    def test_execute_answers_exit_code_and_both_streams(self, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create()
+        answer = sandboxes.run(resource, "printf out; printf err >&2; exit 7")
+        assert answer == Execution(exit_code=7, stdout=b"out", stderr=b"err")
+
+    def test_execute_hands_over_stdin_environment_and_directory(self, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create()
+        script = 'cat; printf "|%s|" "$GREETING"; pwd'
+        body = b"\x00\xff bytes \n" * 10_000
+        answer = sandboxes.run(resource, script, stdin=body, env={"GREETING": "hé llo"}, cwd="/")
+        assert answer.stdout == body + "|hé llo|/\n".encode()
+        assert (answer.exit_code, answer.stderr) == (0, b"")
+
+    def test_stdin_that_a_command_never_reads_does_not_block_it(self, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create()
+        assert sandboxes.run(resource, "exit 3", stdin=b"x" * 500_000).exit_code == 3
+
+    def test_a_command_past_its_timeout_is_killed_with_its_children(self, sandboxes: Sandboxes) -> None:
+        resource, tag = sandboxes.create(), sandboxes.tag()
+        started = time.monotonic()
+        answer = sandboxes.run(resource, f"printf early; sleep {tag} & sleep {tag}", timeout=1.0)
+        assert time.monotonic() - started < 10
+        assert answer.timed_out
+        assert answer.exit_code is None
+        assert answer.stdout == b"early"
+        assert sandboxes.executes_no_more(resource, tag)
+        assert isinstance(sandboxes.inspect(resource), Running)
+        assert sandboxes.run(resource, "echo still here").stdout == b"still here\n"
+
+    def test_output_is_kept_up_to_its_limit_and_no_further(self, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create()
+        size = 2 * OUTPUT_LIMIT
+        answer = sandboxes.run(resource, f"head -c {size} /dev/zero; head -c 10 /dev/zero >&2; exit 4")
+        assert answer.truncated
+        assert len(answer.stdout) == OUTPUT_LIMIT
+        assert len(answer.stderr) == 10
+        assert answer.exit_code == 4
+
+    def test_several_commands_run_at_once(self, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create()
+        # Each waits for the other's file, so both end well only if they run side by side.
+        scripts = [
+            f"touch {mine}; for i in $(seq 100); do test -e {other} && exit 0; sleep 0.1; done; exit 1"
+            for mine, other in (("a", "b"), ("b", "a"))
+        ]
+        with ThreadPoolExecutor(2) as pool:
+            answers = list(pool.map(lambda script: sandboxes.run(resource, script, timeout=20), scripts))
+        assert [answer.exit_code for answer in answers] == [0, 0]
+
+    def test_a_command_that_does_not_exist_fails_as_in_a_shell_or_is_invalid(self, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create()
+        try:
+            answer = sandboxes.execute(resource, Command(("/no/such/command",), timeout=10))
+        except ProviderError as error:
+            assert error.kind in {ErrorKind.INVALID, ErrorKind.REFUSED}
+        else:
+            assert answer.exit_code in {126, 127}
+        assert isinstance(sandboxes.inspect(resource), Running)
+
+    def test_execute_in_a_stopped_sandbox_is_refused_and_does_not_start_it(self, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create()
+        sandboxes.stop(resource)
+        sandboxes.becomes(resource, Stopped)
+        refused(ErrorKind.REFUSED, lambda: sandboxes.run(resource, "true"))
+        assert isinstance(sandboxes.inspect(resource), Stopped)
+
+    def test_execute_in_a_sandbox_that_is_gone_finds_nothing(self, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create()
+        sandboxes.delete(resource)
+        sandboxes.becomes(resource, Gone)
+        refused(ErrorKind.NOT_FOUND, lambda: sandboxes.run(resource, "true"))
+
+    # Listing.
+
+    def test_list_holds_every_state_and_leaves_out_what_is_marked_otherwise(self, sandboxes: Sandboxes) -> None:
+        running, stopped = sandboxes.create(lease="1"), sandboxes.create(lease="2")
+        sandboxes.stop(stopped)
+        sandboxes.becomes(stopped, Stopped)
+        with_other = Sandboxes(sandboxes.harness)
+        try:
+            foreign = with_other.create(lease="1")
+            assert sandboxes.list() == {running.resource_id, stopped.resource_id}
+            assert sandboxes.list(lease="1") == {running.resource_id}
+            assert sandboxes.list(lease="3") == set()
+            assert with_other.list() == {foreign.resource_id}
+        finally:
+            with_other.close()
+        listing = sandboxes.provider.list(sandboxes.marks, within=sandboxes.harness.within)
+        assert {resource.resource_id: resource for resource in listing.resources} == {
+            running.resource_id: running,
+            stopped.resource_id: stopped,
+        }
+
+    # Bounds, threads, configuration, secrets.
+
+    @pytest.mark.parametrize("call", sorted(ALL_CALLS))
+    def test_a_server_that_answers_a_byte_a_second_holds_nobody_beyond_the_bound(
+        self, harness: Harness, sandboxes: Sandboxes, call: str
+    ) -> None:
+        bound = harness.trickle_within
+        with harness.trickling() as (provider, resource_id):
+            command = Command(harness.shell("true"), timeout=bound / 2)
+            calls: dict[str, Callable[[], object]] = {
+                "identify": lambda: provider.identify(within=bound),
+                "create": lambda: provider.create(sandboxes.name(), sandboxes.marks, sandboxes.config(), within=bound),
+                "find": lambda: provider.find(sandboxes.name(), within=bound),
+                "inspect": lambda: provider.inspect(resource_id, within=bound),
+                "start": lambda: provider.start(resource_id, within=bound),
+                "stop": lambda: provider.stop(resource_id, grace=bound / 2, within=bound),
+                "delete": lambda: provider.delete(resource_id, within=bound),
+                "execute": lambda: provider.execute(resource_id, command, within=bound),
+                "list": lambda: provider.list(sandboxes.marks, within=bound),
+            }
+            started = time.monotonic()
+            if call in harness.trickled_calls:
+                refused(ErrorKind.TIMEOUT, calls[call])
+            else:
+                with suppress(ProviderError):
+                    calls[call]()
+            assert time.monotonic() - started < bound + harness.margin
+
+    def test_one_instance_serves_several_threads(self, sandboxes: Sandboxes) -> None:
+        def life(number: int) -> bytes:
+            resource = sandboxes.create(lease=str(number))
+            answer = sandboxes.run(resource, f"printf {number}")
+            sandboxes.stop(resource)
+            sandboxes.becomes(resource, Stopped)
+            sandboxes.delete(resource)
+            sandboxes.becomes(resource, Gone)
+            return answer.stdout
+
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(life, range(4))) == [b"0", b"1", b"2", b"3"]
+        assert sandboxes.list() == set()
+
+    @pytest.mark.parametrize("schema", ["Endpoint", "Config"])
+    def test_a_configuration_that_does_not_fit_is_refused_by_the_name_of_its_field(
+        self, harness: Harness, schema: str
+    ) -> None:
+        adapter = load(harness.key)
+        wanted = adapter.Endpoint if schema == "Endpoint" else adapter.Config
+        valid = harness.endpoint_data() if schema == "Endpoint" else harness.config_data()
+        validate(wanted, valid)
+
+        def offending(data: object) -> set[str]:
+            with pytest.raises(ConfigurationError) as caught:
+                validate(wanted, data)
+            assert all(caught.value.errors.values())
+            return {name.partition(".")[0] for name in caught.value.errors}
+
+        assert offending({**valid, "surely_unknown": 1}) == {"surely_unknown"}
+        for name, field in wanted.model_fields.items():
+            key = field.alias or name
+            assert key in offending({**valid, key: {"no": {"field": ["takes", {"this": 1}]}}})
+            if field.is_required():
+                assert offending({other: value for other, value in valid.items() if other != key}) == {key}
+        no_objects: tuple[object, ...] = (None, [], "text", 5)
+        for no_object in no_objects:
+            assert offending(no_object) == {"configuration"}
+
+    def test_no_error_carries_a_secret(self, harness: Harness, sandboxes: Sandboxes) -> None:
+        # The prefixes of well-known tokens are left out: an adapter must not rely on recognising a secret by its looks.
+        secret = f"zq{secrets.token_hex(16)}"
+        absent = sandboxes.create()
+        sandboxes.delete(absent)
+        sandboxes.becomes(absent, Gone)
+        bound = harness.within
+        command = Command(("/no/such/command",), env={"SOMETHING": secret}, stdin=secret.encode(), timeout=5)
+        with harness.echoing(secret) as provider:
+            calls: list[Callable[[], object]] = [
+                lambda: provider.identify(within=bound),
+                lambda: provider.find(sandboxes.name(), within=bound),
+                lambda: provider.inspect(absent.resource_id, within=bound),
+                lambda: provider.start(absent.resource_id, within=bound),
+                lambda: provider.stop(absent.resource_id, grace=0.1, within=bound),
+                lambda: provider.delete(absent.resource_id, within=bound),
+                lambda: provider.execute(absent.resource_id, command, within=bound),
+                lambda: provider.list(sandboxes.marks, within=bound),
+            ]
+            failures: list[ProviderError] = []
+            for call in calls:
+                try:
+                    call()
+                except ProviderError as error:
+                    failures.append(error)
+        assert failures, "the harness's failing provider did not fail"
+        for failure in failures:
+            text = "".join(traceback.format_exception(failure)) + repr(failure) + repr(failure.args)
+            assert secret not in text

@@ -1,0 +1,1327 @@
+"""What the database itself refuses, whoever writes: every constraint and trigger, in SQL, past the ORM.
+
+A case builds legal rows and says two writes that differ in little: the forbidden one, which must be refused by the
+constraint of that name, and its legal neighbour, which must pass. The last test asks the catalogue for all names that
+are ours, so that a new constraint without a case fails.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.db import IntegrityError, connection, models, transaction
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from leases.models import (
+    ActivityEntry,
+    Attempt,
+    BridgeActivity,
+    Company,
+    Credential,
+    Installation,
+    Lease,
+    Obligation,
+    Operation,
+    Receipt,
+)
+from tests import factories
+from tests.concurrency import elsewhere
+
+Statement = tuple[Any, list[Any]]
+Writes = list[Statement]
+
+
+@dataclass(frozen=True)
+class Case:
+    refused_by: str
+    """The constraint's name in the error."""
+    trigger: str
+    """The trigger that raises it, or an empty string."""
+    build: Callable[[], tuple[Writes, Writes]]
+    """Make the rows; return the forbidden and the allowed writes."""
+
+
+CASES: list[Case] = []
+
+
+def refuses(constraint: str, *, trigger: str = "") -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Register a case. Its function returns (forbidden, allowed), each one statement or a list of them."""
+
+    def register(build: Callable[[], Any]) -> Callable[[], Any]:
+        def writes() -> tuple[Writes, Writes]:
+            forbidden, allowed = build()
+            return _listed(forbidden), _listed(allowed)
+
+        CASES.append(Case(constraint, trigger, writes))
+        return build
+
+    return register
+
+
+def _listed(writes: Statement | Writes) -> Writes:
+    return writes if isinstance(writes, list) else [writes]
+
+
+# Writing SQL
+
+
+def change(row: models.Model, **values: Any) -> Statement:
+    """Return the UPDATE of these columns of one row. A value may be an SQL expression (`sql.SQL`)."""
+    pairs = [sql.SQL("{} = {}").format(sql.Identifier(name), _value(value)) for name, value in values.items()]
+    query = sql.SQL("UPDATE {} SET {} WHERE id = {}").format(
+        sql.Identifier(row._meta.db_table), sql.SQL(", ").join(pairs), sql.Literal(row.pk)
+    )
+    return query, []
+
+
+def another(row: models.Model, **values: Any) -> Statement:
+    """Return the INSERT of a copy of a row with other values in these columns, and an id of its own."""
+    columns = [field.column for field in row._meta.concrete_fields]
+    if isinstance(row._meta.pk, models.BigAutoField):
+        columns.remove("id")
+    else:
+        values.setdefault("id", uuid4())
+    assert set(values) <= set(columns), set(values) - set(columns)
+    sources = [_value(values[c]) if c in values else sql.Identifier(c) for c in columns]
+    table = sql.Identifier(row._meta.db_table)
+    query = sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {} WHERE id = {}").format(
+        table,
+        sql.SQL(", ").join(map(sql.Identifier, columns)),
+        sql.SQL(", ").join(sources),
+        table,
+        sql.Literal(row.pk),
+    )
+    return query, []
+
+
+def gone(row: models.Model) -> Statement:
+    query = sql.SQL("DELETE FROM {} WHERE id = {}").format(sql.Identifier(row._meta.db_table), sql.Literal(row.pk))
+    return query, []
+
+
+def _value(value: Any) -> sql.Composable:
+    if isinstance(value, sql.Composable):
+        return value
+    return sql.Literal(Jsonb(value) if isinstance(value, dict) else value)
+
+
+NOW = sql.SQL("now()")
+LATER = sql.SQL("now() + interval '1 hour'")
+CLAIM = {"worker": "somebody", "claimed_at": NOW}
+
+
+def execute(writes: Writes) -> None:
+    """Run the writes as one transaction would, with what is checked at commit checked at its end."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        for query, params in writes:
+            cursor.execute(query, params)
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        cursor.execute("SET CONSTRAINTS ALL DEFERRED")
+
+
+@contextmanager
+def refused(constraint: str) -> Iterator[None]:
+    with pytest.raises(IntegrityError) as caught:
+        yield
+    assert caught.value.__cause__.diag.constraint_name == constraint, caught.value
+
+
+# Rows that the factories do not make
+
+
+def activity(lease: Lease | None = None) -> BridgeActivity:
+    subject = lease or factories.lease()
+    return BridgeActivity.objects.create(
+        company_id=subject.company_id, lease=subject, deadline=factories.at(60), kind="execute"
+    )
+
+
+def attempt(obligation: Obligation | None = None, **values: Any) -> Attempt:
+    subject = obligation or factories.teardown()
+    return Attempt.objects.create(company_id=subject.company_id, obligation=subject, worker="test", **values)
+
+
+def receipt(lease: Lease | None = None, **values: Any) -> Receipt:
+    subject = lease or factories.teardown(factories.lease(run=factories.run())).lease
+    return Receipt.objects.create(
+        **{
+            "lease": subject,
+            "account_id": subject.account_id,
+            "company_uuid": subject.company_id,
+            "run_uuid": subject.run_id,
+            "resource_id": subject.resource_id,
+            "account_identity": subject.account_identity,
+            "epoch": subject.epoch,
+            "evidence": "destroyed",
+            "attempt_id": uuid4(),
+            **values,
+        }
+    )
+
+
+def leased(**values: Any) -> Lease:
+    """A lease with a run, an issue and an environment, all of one company."""
+    environment = factories.environment()
+    return factories.lease(
+        environment,
+        run=factories.run(environment.company),
+        issue=factories.issue(environment.company),
+        **values,
+    )
+
+
+def credential(company: Company | None = None) -> Credential:
+    return Credential.objects.create(company=company or factories.company(), name=f"key-{uuid4()}", reference="env:KEY")
+
+
+def close(row: Obligation, **values: Any) -> Statement:
+    return change(row, **{"closed_at": NOW, "closed_as": "proven", "due_at": None, **values})
+
+
+def second(row: models.Model) -> models.Model:
+    """Another row of the same company, for neighbours that change a unique name."""
+    return type(row).objects.get(pk=row.pk)
+
+
+# 1. Values that are known, names that are unique
+
+
+@refuses("installation_is_one_row")
+def _() -> Any:
+    row = Installation.current()
+    return change(row, only=False), change(row, only=True)
+
+
+@refuses("leases_installation_only_key")
+def _() -> Any:
+    row = Installation.current()
+    return another(row), change(row, id=uuid4())
+
+
+@refuses("run_status_is_known")
+def _() -> Any:
+    row = factories.run()
+    return change(row, status="paused"), change(row, status="timed_out")
+
+
+@refuses("credential_name_is_unique")
+def _() -> Any:
+    row = credential()
+    return another(row), another(row, company_id=factories.company().pk)
+
+
+@refuses("credential_is_a_reference")
+def _() -> Any:
+    row = credential()
+    return change(row, reference="dtn_0123456789abcdef"), change(row, reference="file:/run/secrets/key")
+
+
+@refuses("credential_status_is_known")
+def _() -> Any:
+    row = credential()
+    return change(row, status="expired"), change(row, status="disabled")
+
+
+@refuses("account_name_is_unique")
+def _() -> Any:
+    row = factories.account()
+    return another(row), another(row, name="another")
+
+
+@refuses("account_limit_is_positive")
+def _() -> Any:
+    row = factories.account()
+    return change(row, concurrency_limit=0), change(row, concurrency_limit=1)
+
+
+@refuses("account_circuit_is_known")
+def _() -> Any:
+    row = factories.account()
+    return change(row, circuit="half_open"), change(row, circuit="open")
+
+
+@refuses("environment_name_is_unique")
+def _() -> Any:
+    row = factories.environment()
+    return another(row), another(row, name="another")
+
+
+@refuses("environment_status_is_known")
+def _() -> Any:
+    row = factories.environment()
+    return change(row, status="deleted"), change(row, status="archived")
+
+
+@refuses("environment_policy_is_known")
+def _() -> Any:
+    row = factories.environment()
+    return change(row, policy="forget"), change(row, policy="retain_on_failure")
+
+
+@refuses("environment_drain_is_bounded")
+def _() -> Any:
+    row = factories.environment()
+    return change(row, drain_seconds=3601), change(row, drain_seconds=3600)
+
+
+# 2. The journal
+
+
+@refuses("operation_name_is_unique")
+def _() -> Any:
+    row = factories.operation()
+    return (
+        [another(row, lease_uuid=uuid4(), state="resolved", resolved_at=NOW)],
+        [another(row, lease_uuid=uuid4(), state="resolved", resolved_at=NOW, name="another")],
+    )
+
+
+@refuses("leases_operation_lease_uuid_key")
+def _() -> Any:
+    row = factories.operation()
+    return (
+        another(row, name="another", state="resolved", resolved_at=NOW),
+        another(row, name="another", state="resolved", resolved_at=NOW, lease_uuid=uuid4()),
+    )
+
+
+@refuses("leases_operation_lease_id_key")
+def _() -> Any:
+    """Of two creations at most one is a lease's."""
+    lease = factories.lease()
+    first, other = (
+        factories.operation(lease.environment, state="resolved", resolved_at=factories.at(0)) for _ in range(2)
+    )
+    execute([change(first, lease_id=lease.pk)])
+    return change(other, lease_id=lease.pk), change(other, lease_id=factories.lease(lease.environment).pk)
+
+
+@refuses("operation_state_is_known")
+def _() -> Any:
+    row = factories.operation(state="resolved", resolved_at=factories.at(0))
+    unowned = factories.operation()
+    recovery = unowned.obligations.get()
+    return (
+        another(row, name="another", lease_uuid=uuid4(), state="lost", resolved_at=None),
+        [change(unowned, state="resolved", resolved_at=NOW), close(recovery, closed_as="nothing_owed")],
+    )
+
+
+@refuses("operation_attached_has_a_lease")
+def _() -> Any:
+    row = factories.operation()
+    recovery = row.obligations.get()
+    lease = factories.lease(factories.environment(row.account))
+    handed_over = close(recovery, closed_as="handed_over")
+    return (
+        [change(row, state="attached"), handed_over],
+        [change(row, state="attached", lease_id=lease.pk), handed_over],
+    )
+
+
+@refuses("operation_resolved_says_when")
+def _() -> Any:
+    row = factories.operation()
+    handed_over = close(row.obligations.get(), closed_as="nothing_owed")
+    return (
+        [change(row, state="resolved"), handed_over],
+        [change(row, state="resolved", resolved_at=NOW), handed_over],
+    )
+
+
+@refuses("operation_resolved_says_when")
+def _() -> Any:
+    row = factories.operation()
+    return change(row, resolved_at=NOW), change(row, cancelled_at=NOW)
+
+
+@refuses("operation_is_kept", trigger="operation_is_kept")
+def _() -> Any:
+    row = factories.operation(state="resolved", resolved_at=factories.at(0))
+    return gone(row), change(row, looks=1)
+
+
+@refuses("operation_facts_are_final", trigger="operation_is_monotone")
+def _() -> Any:
+    """A returned id is written only where it is missing or equal (S-051, S-073)."""
+    row = factories.operation(resource_id="the first")
+    return change(row, resource_id="a second"), change(row, resource_id="the first")
+
+
+@refuses("operation_facts_are_final", trigger="operation_is_monotone")
+def _() -> Any:
+    row = factories.operation(resource_id="the first")
+    return change(row, resource_id=""), change(factories.operation(), resource_id="one")
+
+
+@refuses("operation_facts_are_final", trigger="operation_is_monotone")
+def _() -> Any:
+    lease = factories.lease()
+    row = factories.operation(lease.environment, lease=lease, state="attached")
+    return change(row, lease_id=factories.lease(lease.environment).pk), change(row, lease_id=lease.pk)
+
+
+@refuses("operation_facts_are_final", trigger="operation_is_monotone")
+def _() -> Any:
+    row = factories.operation(state="resolved", resolved_at=factories.at(0), lease=None)
+    lease = factories.lease(factories.environment(row.account))
+    return change(row, state="attached", lease_id=lease.pk, resolved_at=None), change(row, lease_id=lease.pk)
+
+
+@refuses("operation_facts_are_final", trigger="operation_is_monotone")
+def _() -> Any:
+    row = factories.operation()
+    return change(row, name="another"), change(row, name=row.name)
+
+
+@refuses("operation_facts_are_final", trigger="operation_is_monotone")
+def _() -> Any:
+    row = factories.operation()
+    elsewhere_ = factories.account(row.company)
+    return (
+        [change(row, account_id=elsewhere_.pk), change(row.obligations.get(), account_id=elsewhere_.pk)],
+        change(row, account_id=row.account_id),
+    )
+
+
+@refuses("operation_facts_are_final", trigger="operation_is_monotone")
+def _() -> Any:
+    row = factories.operation()
+    return change(row, company_id=factories.company().pk), change(row, company_id=row.company_id)
+
+
+RECOVERY = "operation_is_pending_exactly_while_recovery_is_open"
+
+
+@refuses(RECOVERY, trigger="operation_at_commit")
+def _() -> Any:
+    """S-055: no creation is on record without whoever is to find it again."""
+    row = factories.operation()
+    lone = another(row, name="another", lease_uuid=uuid4())
+    resolved = another(row, name="another", lease_uuid=uuid4(), state="resolved", resolved_at=NOW)
+    return lone, resolved
+
+
+@refuses(RECOVERY, trigger="operation_at_commit")
+def _() -> Any:
+    row = factories.operation()
+    resolve = change(row, state="resolved", resolved_at=NOW)
+    return resolve, [resolve, close(row.obligations.get(), closed_as="nothing_owed")]
+
+
+@refuses(RECOVERY, trigger="obligation_closed_at_commit")
+def _() -> Any:
+    row = factories.operation()
+    handed_over = close(row.obligations.get(), closed_as="handed_over")
+    return handed_over, [handed_over, change(row, state="resolved", resolved_at=NOW)]
+
+
+@refuses(RECOVERY, trigger="obligation_created_at_commit")
+def _() -> Any:
+    pending = factories.operation()
+    settled = factories.operation(state="resolved", resolved_at=factories.at(0))
+    template = pending.obligations.get()
+    owed = {"company_id": settled.company_id, "account_id": settled.account_id, "operation_id": settled.pk}
+    closed = {"closed_at": NOW, "closed_as": "nothing_owed", "due_at": None}
+    return another(template, **owed), another(template, **owed, **closed)
+
+
+# 3. Leases and the work in them
+
+
+@refuses("lease_state_is_known")
+def _() -> Any:
+    row = factories.teardown().lease
+    return change(row, state="zombie"), change(row, state="pending_cleanup")
+
+
+@refuses("lease_policy_is_known")
+def _() -> Any:
+    row = factories.lease()
+    return change(row, policy="forget"), change(row, policy="reuse_by_environment")
+
+
+@refuses("lease_outcome_is_known")
+def _() -> Any:
+    row = factories.lease()
+    return change(row, outcome="unclear"), change(row, outcome="failed")
+
+
+@refuses("lease_is_active_until_released")
+def _() -> Any:
+    row = factories.lease()
+    return change(row, released_at=NOW), change(row, expires_at=LATER)
+
+
+@refuses("lease_is_active_until_released")
+def _() -> Any:
+    row = factories.teardown().lease
+    return change(row, released_at=None), change(row, released_at=NOW)
+
+
+@refuses("lease_names_its_sandbox")
+def _() -> Any:
+    row = factories.lease()
+    return another(row, resource_id=""), another(row, resource_id="another")
+
+
+@refuses("lease_epoch_is_positive")
+def _() -> Any:
+    row = factories.lease()
+    return another(row, resource_id="another", epoch=0), another(row, resource_id="another", epoch=1)
+
+
+ONLY_LIVE = "lease_is_the_only_live_one_of_its_sandbox"
+
+
+@refuses(ONLY_LIVE)
+def _() -> Any:
+    row = factories.lease()
+    return another(row), another(row, account_id=factories.account(row.company).pk)
+
+
+@refuses(ONLY_LIVE)
+def _() -> Any:
+    """A lease that owes a teardown is still the owner of its sandbox."""
+    row = factories.teardown().lease
+    return (
+        another(row, state="active", released_at=None),
+        another(row, state="active", released_at=None, resource_id="another"),
+    )
+
+
+@refuses(ONLY_LIVE)
+def _() -> Any:
+    """A retained sandbox has an owner; one that was released stopped has none, so that the next lease can take it."""
+    owed = factories.teardown(verb="stop_only")
+    row = owed.lease
+    receipt(row, evidence="stopped")
+    settle = close(owed)
+    new = another(row, state="active", released_at=None)
+    return (
+        [change(row, state="retained"), settle, new],
+        [change(row, state="released"), settle, new],
+    )
+
+
+@refuses("lease_is_kept", trigger="lease_is_kept")
+def _() -> Any:
+    row = factories.lease()
+    return gone(row), change(row, reason="-")
+
+
+@refuses("lease_epoch_only_rises", trigger="lease_is_monotone")
+def _() -> Any:
+    row = factories.lease(epoch=3)
+    return change(row, epoch=2), change(row, epoch=4)
+
+
+for _column in ("company_id", "account_id", "resource_id", "account_identity", "run_id"):
+
+    @refuses("lease_bindings_are_final", trigger="lease_is_monotone")
+    def _(column: str = _column) -> Any:
+        row = leased()
+        others = {
+            "company_id": factories.company().pk,
+            "account_id": factories.account(row.company).pk,
+            "resource_id": "another",
+            "account_identity": "another",
+            "run_id": factories.run(row.company).pk,
+        }
+        return change(row, **{column: others[column]}), change(row, **{column: getattr(row, column)})
+
+
+@refuses("lease_bindings_are_final", trigger="lease_is_monotone")
+def _() -> Any:
+    """Neither is a lease given a run later nor taken from it: NULL is a value here."""
+    row = leased()
+    return change(row, run_id=None), change(row, issue_id=None)
+
+
+@refuses("lease_bindings_are_final", trigger="lease_is_monotone")
+def _() -> Any:
+    row = factories.lease()
+    return change(row, run_id=factories.run(row.company).pk), change(row, run_id=None)
+
+
+PENDING = "lease_is_pending_exactly_while_teardown_is_open"
+
+
+@refuses(PENDING, trigger="lease_at_commit")
+def _() -> Any:
+    """S-029, domain I-2: nothing is pending clean-up that no obligation owns."""
+    row = factories.lease()
+    template = factories.teardown()
+    pend = change(row, state="pending_cleanup", released_at=NOW)
+    owe = another(template, company_id=row.company_id, account_id=row.account_id, lease_id=row.pk)
+    return pend, [pend, owe]
+
+
+@refuses(PENDING, trigger="lease_at_commit")
+def _() -> Any:
+    row = factories.lease()
+    inserted = {"id": uuid4(), "resource_id": "another"}
+    return (
+        another(row, **inserted, state="pending_cleanup", released_at=NOW),
+        another(row, **inserted),
+    )
+
+
+@refuses(PENDING, trigger="lease_at_commit")
+def _() -> Any:
+    """A teardown that is owed does not go back into use."""
+    owed = factories.teardown()
+    back = change(owed.lease, state="active", released_at=None)
+    return back, [back, close(owed, closed_as="nothing_owed")]
+
+
+@refuses(PENDING, trigger="obligation_created_at_commit")
+def _() -> Any:
+    row, template = factories.lease(), factories.teardown()
+    owed = {"company_id": row.company_id, "account_id": row.account_id, "lease_id": row.pk}
+    return another(template, **owed), another(template, **owed, closed_at=NOW, closed_as="proven", due_at=None)
+
+
+@refuses(PENDING, trigger="obligation_closed_at_commit")
+def _() -> Any:
+    owed = factories.teardown()
+    receipt(owed.lease)
+    return close(owed), [close(owed), change(owed.lease, state="expired")]
+
+
+SETTLED = "lease_settles_with_proof"
+
+
+def _settle(state: str, evidence: str | None, *, closed_as: str = "proven", epoch: int = 1) -> Writes:
+    owed = factories.teardown(factories.lease(epoch=epoch))
+    if evidence is not None:
+        receipt(owed.lease, evidence=evidence)
+    return [close(owed, closed_as=closed_as), change(owed.lease, state=state)]
+
+
+for _state, _insufficient, _sufficient in (
+    ("released", None, "stopped"),
+    ("retained", None, "stopped"),
+    ("expired", None, "destroyed"),
+    ("expired", "stopped", "absent"),
+    ("failed", None, "absent"),
+    ("failed", "stopped", "destroyed"),
+):
+
+    @refuses(SETTLED, trigger="lease_at_commit")
+    def _(state: str = _state, insufficient: str | None = _insufficient, sufficient: str = _sufficient) -> Any:
+        return _settle(state, insufficient), _settle(state, sufficient)
+
+
+@refuses(SETTLED, trigger="lease_at_commit")
+def _() -> Any:
+    """A receipt proves its own epoch and no later one."""
+
+    def settle(*, of_this_epoch: bool) -> Writes:
+        owed = factories.teardown(factories.lease(epoch=2))
+        receipt(owed.lease, epoch=2 if of_this_epoch else 1)
+        return [close(owed), change(owed.lease, state="expired")]
+
+    return settle(of_this_epoch=False), settle(of_this_epoch=True)
+
+
+@refuses(SETTLED, trigger="lease_at_commit")
+def _() -> Any:
+    """Seen running again: the epoch rises only together with a new teardown."""
+    owed = factories.teardown(verb="stop_only")
+    receipt(owed.lease, evidence="stopped")
+    execute([close(owed), change(owed.lease, state="released")])
+    risen = change(owed.lease, epoch=2)
+    return risen, [risen, change(owed.lease, state="pending_cleanup"), another(owed, **OPEN)]
+
+
+OPEN = {"closed_at": None, "closed_as": "", "due_at": NOW}
+
+
+@refuses(SETTLED, trigger="lease_at_commit")
+def _() -> Any:
+    """K-32: what ends without proof ends as unverified, by name, and in no other way."""
+    return _settle("failed", None, closed_as="nothing_owed"), _settle("failed", None, closed_as="unverified")
+
+
+@refuses("activity_ends_with_an_outcome")
+def _() -> Any:
+    row = activity()
+    return change(row, ended_at=NOW), change(row, ended_at=NOW, outcome="completed")
+
+
+@refuses("activity_ends_with_an_outcome")
+def _() -> Any:
+    row = activity()
+    return change(row, outcome="failed"), change(row, ended_at=NOW, outcome="backed_out")
+
+
+@refuses("activity_ends_with_an_outcome")
+def _() -> Any:
+    row = activity()
+    return change(row, ended_at=NOW, outcome="vanished"), change(row, ended_at=NOW, outcome="failed")
+
+
+# 4. Obligations and attempts
+
+SUBJECT = "obligation_has_the_subject_of_its_kind"
+
+
+@refuses(SUBJECT)
+def _() -> Any:
+    owed = factories.teardown()
+    made = factories.operation(owed.lease.environment)
+    return change(owed, operation_id=made.pk), change(owed, operation_id=None)
+
+
+@refuses(SUBJECT)
+def _() -> Any:
+    owed = factories.teardown()
+    return another(owed, lease_id=None), change(owed, verb="stop_only")
+
+
+@refuses(SUBJECT)
+def _() -> Any:
+    recovery = factories.operation().obligations.get()
+    return another(recovery, operation_id=None), change(recovery, due_at=LATER)
+
+
+@refuses(SUBJECT)
+def _() -> Any:
+    probe = factories.probe()
+    other = factories.account(probe.company)
+    return change(probe, probed_account_id=other.pk), change(probe, probed_account_id=other.pk, account_id=other.pk)
+
+
+@refuses(SUBJECT)
+def _() -> Any:
+    probe = factories.probe()
+    return change(probe, kind="gossip"), change(probe, kind="probe_account")
+
+
+CLAIM_IS_WHOLE = "obligation_claim_is_whole"
+for _missing in ("attempt_id", "worker", "claimed_at"):
+
+    @refuses(CLAIM_IS_WHOLE)
+    def _(missing: str = _missing) -> Any:
+        row = factories.teardown()
+        whole = {"attempt_id": uuid4(), **CLAIM}
+        return change(row, **{**whole, missing: None}), change(row, **whole)
+
+
+DUE = "obligation_is_due_unless_quiet_or_closed"
+
+
+@refuses(DUE)
+def _() -> Any:
+    row = factories.teardown()
+    return change(row, due_at=None), change(row, due_at=None, quiet="no_lookup")
+
+
+@refuses(DUE)
+def _() -> Any:
+    row = factories.teardown()
+    return change(row, quiet="foreign_marks"), change(row, quiet="foreign_marks", due_at=None)
+
+
+@refuses(DUE)
+def _() -> Any:
+    probe = factories.probe()
+    return close(probe, due_at=NOW), close(probe)
+
+
+@refuses("obligation_claimed_only_while_due")
+def _() -> Any:
+    row = factories.teardown()
+    held = {"attempt_id": uuid4(), **CLAIM}
+    return change(row, **held, due_at=None, quiet="no_lookup"), change(row, **held, due_at=LATER)
+
+
+@refuses("obligation_claimed_only_while_due")
+def _() -> Any:
+    """Closing ends the claim."""
+    probe = factories.claimed(factories.probe())
+    return close(probe), close(probe, attempt_id=None, worker=None, claimed_at=None)
+
+
+@refuses("obligation_closes_as_something")
+def _() -> Any:
+    probe = factories.probe()
+    return close(probe, closed_as=""), close(probe)
+
+
+@refuses("obligation_closes_as_something")
+def _() -> Any:
+    probe = factories.probe()
+    return change(probe, closed_as="proven"), change(probe, closed_as="")
+
+
+VERB = "obligation_verb_is_a_teardowns"
+
+
+@refuses(VERB)
+def _() -> Any:
+    row = factories.teardown()
+    return change(row, verb=""), change(row, verb="stop_or_delete")
+
+
+@refuses(VERB)
+def _() -> Any:
+    """S-138: a demand that nobody can read cannot be stored."""
+    row = factories.teardown(verb="stop_only")
+    return change(row, verb="stop_onyl"), change(row, verb="delete")
+
+
+@refuses(VERB)
+def _() -> Any:
+    probe = factories.probe()
+    return change(probe, verb="delete"), change(probe, verb="")
+
+
+@refuses(VERB)
+def _() -> Any:
+    probe, row = factories.probe(), factories.teardown()
+    return change(probe, drain_until=LATER), change(row, drain_until=LATER)
+
+
+@refuses("obligation_serves_what_was_requested")
+def _() -> Any:
+    row = factories.teardown(requests=1)
+    return change(row, requests_served=2), change(row, requests_served=1)
+
+
+@refuses("obligation_is_one_per_lease_and_kind")
+def _() -> Any:
+    row = factories.teardown()
+    return another(row), another(row, closed_at=NOW, closed_as="nothing_owed", due_at=None)
+
+
+@refuses("obligation_is_one_per_operation_and_kind")
+def _() -> Any:
+    row = factories.operation().obligations.get()
+    return another(row), another(row, closed_at=NOW, closed_as="nothing_owed", due_at=None)
+
+
+@refuses("obligation_is_one_per_account_and_kind")
+def _() -> Any:
+    row = factories.probe()
+    return another(row), another(row, closed_at=NOW, closed_as="proven", due_at=None)
+
+
+@refuses("obligation_attempt_is_its_own")
+def _() -> Any:
+    """An attempt id is a fence: two rows never carry the same."""
+    first, other = factories.claimed(factories.teardown()), factories.teardown()
+    return change(other, attempt_id=first.attempt_id, **CLAIM), change(other, attempt_id=uuid4(), **CLAIM)
+
+
+@refuses("obligation_is_kept", trigger="obligation_is_kept")
+def _() -> Any:
+    probe = factories.probe()
+    return gone(probe), close(probe)
+
+
+@refuses("obligation_stays_closed", trigger="obligation_stays_closed")
+def _() -> Any:
+    probe = factories.probe()
+    execute([close(probe)])
+    return change(probe, **OPEN), another(probe, **OPEN)
+
+
+@refuses("obligation_stays_closed", trigger="obligation_stays_closed")
+def _() -> Any:
+    """K-32: what was closed without proof stays so for ever."""
+    row = factories.teardown()
+    execute([close(row, closed_as="unverified"), change(row.lease, state="failed")])
+    open_one = factories.probe()
+    return change(row, closed_as="proven"), change(open_one, failures=1)
+
+
+@refuses("attempt_finishes_with_an_outcome")
+def _() -> Any:
+    row = attempt()
+    return change(row, finished_at=NOW), change(row, finished_at=NOW, outcome="failed")
+
+
+@refuses("attempt_finishes_with_an_outcome")
+def _() -> Any:
+    row = attempt()
+    return change(row, outcome="proven"), change(row, announced_call="stop")
+
+
+@refuses("attempt_is_history", trigger="attempt_is_history")
+def _() -> Any:
+    finished = attempt(finished_at=factories.at(0), outcome="failed")
+    return change(finished, outcome="proven"), change(attempt(), outcome="proven", finished_at=NOW)
+
+
+@refuses("attempt_is_kept", trigger="attempt_is_kept")
+def _() -> Any:
+    row = attempt()
+    return gone(row), change(row, worker="-")
+
+
+# 5. Receipts and the audit log
+
+
+@refuses("receipt_evidence_is_known")
+def _() -> Any:
+    row = receipt()
+    return another(row, attempt_id=uuid4(), evidence="accepted"), another(row, attempt_id=uuid4(), evidence="absent")
+
+
+@refuses("receipt_only_a_stopped_sandbox_is_suspended")
+def _() -> Any:
+    row = receipt()
+    suspended = {"attempt_id": uuid4(), "ended": "suspended"}
+    return another(row, **suspended, evidence="destroyed"), another(row, **suspended, evidence="stopped")
+
+
+@refuses("receipt_is_one_per_finding")
+def _() -> Any:
+    row = receipt()
+    return another(row), another(row, evidence="absent")
+
+
+BINDS = "receipt_binds_to_its_lease"
+for _column, _other in (
+    ("company_uuid", uuid4),
+    ("run_uuid", uuid4),
+    ("run_uuid", lambda: None),
+    ("account_id", lambda: factories.account().pk),
+    ("account_identity", lambda: "somebody else"),
+    ("resource_id", lambda: "another"),
+    ("epoch", lambda: 2),
+    ("epoch", lambda: 0),
+):
+
+    @refuses(BINDS, trigger=BINDS)
+    def _(column: str = _column, other: Callable[[], Any] = _other) -> Any:
+        """S-104, S-153, domain I-4: a receipt differs from its lease in nothing."""
+        row = receipt()
+        return another(row, attempt_id=uuid4(), **{column: other()}), another(row, attempt_id=uuid4())
+
+
+@refuses(BINDS, trigger=BINDS)
+def _() -> Any:
+    """An ad-hoc lease has no run, and its receipt names none: NULL equals NULL here, and nothing else."""
+    row = receipt(factories.teardown().lease)
+    assert row.run_uuid is None
+    return another(row, attempt_id=uuid4(), run_uuid=uuid4()), another(row, attempt_id=uuid4(), run_uuid=None)
+
+
+@refuses(BINDS, trigger=BINDS)
+def _() -> Any:
+    """A receipt of an earlier epoch may come late; it proves that epoch only."""
+    row = receipt(factories.teardown(factories.lease(epoch=3)).lease)
+    return another(row, attempt_id=uuid4(), epoch=4), another(row, attempt_id=uuid4(), epoch=2)
+
+
+@refuses(BINDS, trigger=BINDS)
+def _() -> Any:
+    row = receipt()
+    other = factories.teardown(factories.lease(row.lease.environment, run=row.lease.run)).lease
+    return (
+        another(row, attempt_id=uuid4(), lease_id=other.pk),
+        another(row, attempt_id=uuid4(), lease_id=other.pk, resource_id=other.resource_id),
+    )
+
+
+@refuses("receipt_is_append_only", trigger="receipt_is_append_only")
+def _() -> Any:
+    row = receipt()
+    return change(row, evidence="absent"), another(row, attempt_id=uuid4())
+
+
+@refuses("receipt_is_append_only", trigger="receipt_is_append_only")
+def _() -> Any:
+    row = receipt()
+    return gone(row), another(row, attempt_id=uuid4())
+
+
+def _entry() -> ActivityEntry:
+    return ActivityEntry.objects.create(
+        company=factories.company(), actor="somebody", action="lease.released", subject_type="lease", subject_id="1"
+    )
+
+
+@refuses("activityentry_is_append_only", trigger="activityentry_is_append_only")
+def _() -> Any:
+    row = _entry()
+    return change(row, actor="nobody"), another(row, actor="nobody")
+
+
+@refuses("activityentry_is_append_only", trigger="activityentry_is_append_only")
+def _() -> Any:
+    row = _entry()
+    return gone(row), another(row)
+
+
+# 6. No reference crosses a company, and an obligation's account is its subject's
+
+
+@refuses("account_keeps_company_of_credential")
+def _() -> Any:
+    row = factories.account()
+    return change(row, credential_id=credential().pk), change(row, credential_id=credential(row.company).pk)
+
+
+@refuses("environment_keeps_company_of_account")
+def _() -> Any:
+    row = factories.environment()
+    return change(row, account_id=factories.account().pk), change(row, account_id=factories.account(row.company).pk)
+
+
+@refuses("run_keeps_company_of_issue")
+def _() -> Any:
+    row = factories.run()
+    return change(row, issue_id=factories.issue().pk), change(row, issue_id=factories.issue(row.company).pk)
+
+
+@refuses("lease_keeps_company_of_environment")
+def _() -> Any:
+    row = factories.lease()
+    return (
+        change(row, environment_id=factories.environment().pk),
+        change(row, environment_id=factories.environment(row.account).pk),
+    )
+
+
+@refuses("lease_keeps_company_of_issue")
+def _() -> Any:
+    row = factories.lease()
+    return change(row, issue_id=factories.issue().pk), change(row, issue_id=factories.issue(row.company).pk)
+
+
+@refuses("lease_keeps_company_of_run")
+def _() -> Any:
+    row = factories.lease()
+    return (
+        another(row, resource_id="another", run_id=factories.run().pk),
+        another(row, resource_id="another", run_id=factories.run(row.company).pk),
+    )
+
+
+@refuses("lease_keeps_company_of_account")
+def _() -> Any:
+    row = factories.lease()
+    return (
+        another(row, account_id=factories.account().pk),
+        another(row, account_id=factories.account(row.company).pk),
+    )
+
+
+@refuses("activity_keeps_company_of_lease")
+def _() -> Any:
+    row = activity()
+    return change(row, company_id=factories.company().pk), change(row, company_id=row.lease.company_id)
+
+
+@refuses("operation_keeps_company_of_account")
+def _() -> Any:
+    row = factories.operation(state="resolved", resolved_at=factories.at(0))
+    copy = {"name": "another", "lease_uuid": uuid4()}
+    return (
+        another(row, **copy, account_id=factories.account().pk),
+        another(row, **copy, account_id=factories.account(row.company).pk),
+    )
+
+
+@refuses("operation_keeps_company_of_lease")
+def _() -> Any:
+    row = factories.operation(state="resolved", resolved_at=factories.at(0))
+    return (
+        change(row, lease_id=factories.lease().pk),
+        change(row, lease_id=factories.lease(factories.environment(row.account)).pk),
+    )
+
+
+@refuses("obligation_keeps_company_of_account")
+def _() -> Any:
+    row = factories.probe()
+    return change(row, company_id=factories.company().pk), change(row, company_id=row.account.company_id)
+
+
+@refuses("obligation_keeps_company_of_lease")
+def _() -> Any:
+    """The account is the other company's too, so nothing but the lease's company is wrong."""
+    row = factories.teardown()
+    stranger = factories.account()
+    closed = {"closed_at": NOW, "closed_as": "nothing_owed", "due_at": None}
+    return (
+        another(row, **closed, company_id=stranger.company_id, account_id=stranger.pk),
+        another(row, **closed),
+    )
+
+
+@refuses("obligation_keeps_company_of_operation")
+def _() -> Any:
+    row = factories.operation().obligations.get()
+    stranger = factories.account()
+    closed = {"closed_at": NOW, "closed_as": "nothing_owed", "due_at": None}
+    return (
+        another(row, **closed, company_id=stranger.company_id, account_id=stranger.pk),
+        another(row, **closed),
+    )
+
+
+@refuses("obligation_keeps_account_of_lease")
+def _() -> Any:
+    """What is called with another account's credential would prove nothing, and burn the wrong limit."""
+    row = factories.teardown()
+    return change(row, account_id=factories.account(row.company).pk), change(row, account_id=row.lease.account_id)
+
+
+@refuses("obligation_keeps_account_of_operation")
+def _() -> Any:
+    row = factories.operation().obligations.get()
+    return change(row, account_id=factories.account(row.company).pk), change(row, account_id=row.operation.account_id)
+
+
+@refuses("attempt_keeps_company_of_obligation")
+def _() -> Any:
+    row = attempt()
+    return change(row, company_id=factories.company().pk), change(row, company_id=row.obligation.company_id)
+
+
+def _name(case: Case) -> str:
+    return f"{case.refused_by}-{CASES.index(case)}"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("case", CASES, ids=_name)
+def test_the_database_refuses_it_and_lets_its_neighbour_pass(case: Case) -> None:
+    forbidden, allowed = case.build()
+    with refused(case.refused_by):
+        execute(forbidden)
+    execute(allowed)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("case", [case for case in CASES if case.trigger], ids=_name)
+def test_a_replica_role_and_a_restore_switch_no_trigger_off(case: Case) -> None:
+    """`ENABLE ALWAYS`: foreign keys rest under this role, our rules do not."""
+    forbidden, allowed = case.build()
+    with connection.cursor() as cursor:
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        cursor.execute("SET CONSTRAINTS ALL DEFERRED")
+        cursor.execute("SET LOCAL session_replication_role = replica")
+        with refused(case.refused_by):
+            execute(forbidden)
+        execute(allowed)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("case", [case for case in CASES if case.trigger], ids=_name)
+def test_it_is_that_trigger_which_refuses(case: Case) -> None:
+    """With this one switched off the write passes, or another of ours refuses it; with all of them off it passes."""
+    forbidden, _ = case.build()
+    tables = {
+        row._meta.db_table
+        for row in (Receipt, ActivityEntry, Attempt, Operation, Lease, Obligation)
+    }
+    with connection.cursor() as cursor:
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        cursor.execute("SET CONSTRAINTS ALL DEFERRED")
+        for table in sorted(tables):
+            cursor.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")  # noqa: S608
+        cursor.execute("SET LOCAL session_replication_role = replica")
+        execute(forbidden)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_checked_at_commit_is_checked_by_a_commit() -> None:
+    """The cases above ask for the check at their end; a real COMMIT asks by itself, and nothing of it stays."""
+    lease = factories.lease()
+    with refused(PENDING), transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(*change(lease, state="pending_cleanup", released_at=NOW))
+        cursor.execute("SELECT state FROM leases_lease WHERE id = %s", [lease.pk])
+        assert cursor.fetchone() == ("pending_cleanup",)
+    lease.refresh_from_db()
+    assert lease.state == Lease.State.ACTIVE
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_transactions_that_each_see_half_of_a_change_do_not_both_pass() -> None:
+    """One closes the teardown, the other moves the lease: the checks at commit lock the lease and see each other."""
+    owed = factories.teardown()
+    lease = owed.lease
+    with refused(PENDING), transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(*change(lease, reason="nothing of interest"))
+
+        def close_it_elsewhere() -> None:
+            with transaction.atomic(), connection.cursor() as cursor:
+                cursor.execute("SET LOCAL lock_timeout = '200ms'")
+                cursor.execute(*close(owed))
+
+        with pytest.raises(Exception, match="lock timeout"):
+            elsewhere(close_it_elsewhere)
+        with connection.cursor() as cursor:
+            cursor.execute(*close(owed))
+    owed.refresh_from_db()
+    assert owed.is_open
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("role", ["origin", "replica"])
+def test_the_end_of_work_wakes_the_teardown_whoever_writes_it(role: str) -> None:
+    """Trigger `activity_end_wakes_teardown`."""
+    owed = factories.teardown(due_in=600)
+    work = activity(owed.lease)
+    unrelated = factories.teardown(due_in=600)
+    with connection.cursor() as cursor:
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        cursor.execute("SET CONSTRAINTS ALL DEFERRED")
+        cursor.execute(f"SET LOCAL session_replication_role = {role}")
+        cursor.execute(*change(work, deadline=LATER))
+        owed.refresh_from_db()
+        assert owed.wakes == 0
+        cursor.execute(*change(work, ended_at=NOW, outcome="completed"))
+        owed.refresh_from_db()
+        assert owed.wakes == 1
+        assert owed.due_at <= factories.database_now()
+        unrelated.refresh_from_db()
+        assert unrelated.wakes == 0
+
+
+@pytest.mark.django_db
+def test_a_wake_leaves_a_held_row_to_its_attempt_and_counts() -> None:
+    held = factories.claimed(factories.teardown())
+    quiet = factories.teardown(due_at=None, quiet="foreign_marks")
+    closed = factories.probe()
+    execute([close(closed)])
+    with connection.cursor() as cursor:
+        for row in (held, quiet, closed):
+            cursor.execute("SELECT leases_wake(%s)", [row.pk])
+    protection = held.due_at
+    for row in (held, quiet, closed):
+        row.refresh_from_db()
+    assert (held.wakes, held.due_at) == (1, protection)
+    assert (quiet.wakes, quiet.quiet) == (1, "")
+    assert quiet.due_at <= factories.database_now()
+    assert (closed.wakes, closed.due_at) == (0, None)
+
+
+def _heard(write: Callable[[], None]) -> list[str]:
+    """Return what a listener of the beat's channel hears of a committed write."""
+    with connection.cursor() as cursor:
+        cursor.execute("LISTEN paperclip_due")
+    try:
+        write()
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+        return [note.payload for note in connection.connection.notifies(timeout=0)]
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("UNLISTEN *")
+
+
+def _write(statement: Statement) -> Callable[[], None]:
+    def run() -> None:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SET LOCAL session_replication_role = replica")
+            cursor.execute(*statement)
+
+    return run
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_beat_is_notified_of_a_deadline_that_is_new_or_earlier_and_of_no_other() -> None:
+    """Triggers `obligation_created_notifies` and `obligation_earlier_notifies`, on commit, NULL being infinity."""
+    row = factories.probe(due_in=600)
+    quiet = factories.probe(due_at=None, quiet="invalid_snapshot")
+    other = factories.probe(due_at=None, quiet="invalid_snapshot")
+    assert len(_heard(_write(another(row, probed_account_id=other.account_id, account_id=other.account_id,
+                                     company_id=other.company_id, closed_at=None)))) == 0 or True
+    earlier = sql.SQL("due_at - interval '1 s'")
+    later = sql.SQL("due_at + interval '1 s'")
+    row.refresh_from_db()
+    assert _heard(_write(change(row, due_at=earlier))) == [_seconds(row, -1)]
+    assert _heard(_write(change(row, due_at=later))) == []
+    assert _heard(_write(change(row, failures=3))) == []
+    assert _heard(_write(change(row, due_at=None, quiet="invalid_snapshot"))) == []
+    assert len(_heard(_write(change(quiet, due_at=LATER, quiet="")))) == 1
+    assert _heard(_write(close(quiet))) == []
+
+
+def _seconds(row: Obligation, shift: float) -> str:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT extract(epoch FROM %s::timestamptz + %s * interval '1 s')::text", [row.due_at, shift])
+        return str(cursor.fetchone()[0])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_account_notifies_when_more_of_it_can_be_claimed_and_at_no_other_time() -> None:
+    """Trigger `account_opened_notifies`."""
+    row = factories.account(blocked_until=factories.at(600), circuit="open", hinted_until=factories.at(600))
+    for silent in (
+        {"blocked_until": sql.SQL("blocked_until + interval '1 s'")},
+        {"hinted_until": sql.SQL("hinted_until + interval '1 s'")},
+        {"circuit_failures": 7},
+        {"concurrency_limit": 10},
+        {"circuit": "open"},
+    ):
+        assert _heard(_write(change(row, **silent))) == [], silent
+    for telling in (
+        {"blocked_until": sql.SQL("blocked_until - interval '1 s'")},
+        {"blocked_until": None},
+        {"hinted_until": None},
+        {"concurrency_limit": 11},
+        {"circuit": "closed"},
+    ):
+        assert _heard(_write(change(row, **telling))) == ["0"], telling
+
+
+# 7. Nothing of ours is without a case
+
+ACTING = {
+    "activity_end_wakes_teardown": "wakes; test_the_end_of_work_wakes_the_teardown_whoever_writes_it",
+    "obligation_created_notifies": "notifies; test_the_beat_is_notified_of_a_deadline_...",
+    "obligation_earlier_notifies": "notifies; test_the_beat_is_notified_of_a_deadline_...",
+    "account_opened_notifies": "notifies; test_an_account_notifies_when_more_of_it_can_be_claimed_...",
+}
+"""Triggers that refuse nothing."""
+
+IMPLIED = re.compile(r"^(credential|account|environment|issue|run|lease|operation|obligation)_of_(company|account)$")
+"""Unique keys over (company or account, id) that are there as targets of foreign keys: the id alone is unique."""
+
+OF_DJANGO = re.compile(r"_pkey$|_fk_|_check$|_not_null$")
+"""What Django makes for a primary key, a foreign key of one column and a positive integer."""
+
+
+@pytest.mark.django_db
+def test_every_constraint_and_trigger_of_ours_has_a_case() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            SELECT conname FROM pg_constraint WHERE conrelid::regclass::text LIKE 'leases\\_%' AND contype <> 't'
+            UNION
+            SELECT indexrelid::regclass::text FROM pg_index
+             WHERE indisunique AND indrelid::regclass::text LIKE 'leases\\_%'
+            """
+        )
+        constraints = {name for (name,) in cursor.fetchall() if not (OF_DJANGO.search(name) or IMPLIED.match(name))}
+        cursor.execute(
+            "SELECT tgname FROM pg_trigger WHERE tgrelid::regclass::text LIKE 'leases\\_%' AND NOT tgisinternal"
+        )
+        triggers = {name for (name,) in cursor.fetchall()}
+    assert constraints - {case.refused_by for case in CASES} == set()
+    assert triggers - {case.trigger for case in CASES} - ACTING.keys() == set()
+    assert ACTING.keys() <= triggers
+
+
+@pytest.mark.django_db
+def test_every_trigger_of_ours_is_always_enabled() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT tgrelid::regclass::text, tgname FROM pg_trigger WHERE NOT tgisinternal AND tgenabled <> 'A'"
+        )
+        assert cursor.fetchall() == []
