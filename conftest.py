@@ -5,6 +5,7 @@ parallel test process. (pytest-django gives each a PostgreSQL database of its ow
 """
 
 import os
+import sys
 from urllib.parse import urlsplit
 
 import pytest
@@ -24,9 +25,7 @@ def _prepare() -> str | None:
     return None
 
 
-_MISSING = _prepare()
-
-
-def pytest_configure() -> None:
-    if _MISSING:
-        raise pytest.UsageError(_MISSING)
+if _missing := _prepare():
+    # Not pytest.exit: the folders' own conftest files import models, and pytest would show a traceback for either.
+    sys.stderr.write(f"ERROR: {_missing}\n")
+    raise SystemExit(pytest.ExitCode.USAGE_ERROR)

@@ -44,7 +44,8 @@ SWEEP = "cleanup.tasks.sweep"
 QUEUE = "paperclip"
 
 CAP = 300.0
-"""The longest sleep. Its end sends no statement: it only compares the clocks, one of which may have been set."""
+"""The longest sleep. Its end sends no statement: it only compares the clocks, one of which may have been set. Celery's
+`--max-interval` changes it."""
 
 _GAP = 0.02
 """Between two looks: a burst of commits, each with its notification, costs at most fifty looks a second."""
@@ -75,7 +76,7 @@ class Scheduler(DatabaseScheduler):  # type: ignore[misc]
         self._pause = _RECONNECT_FIRST
         self._trouble = ""
         super().__init__(app, **options)
-        self.max_interval = CAP
+        self.max_interval = options.get("max_interval") or CAP
 
     def tick(self, *_: Any, **__: Any) -> float:
         """Do what is due, then sleep until something is. Returns the seconds to wait before the next call."""
@@ -102,7 +103,7 @@ class Scheduler(DatabaseScheduler):  # type: ignore[misc]
             self._look(session)
         if self._schedule_is_stale and self._publisher.rests_for() <= 0:
             return  # heard while looking
-        session.sleep(min(periodic, self._time_to_look(), CAP))
+        session.sleep(min(periodic, self._time_to_look(), self.max_interval))
 
     # --- Deadlines --------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ LOCK = "paperclip_env beat"
 KEY = int.from_bytes(hashlib.sha256(LOCK.encode()).digest()[:8], "big", signed=True)
 
 # A session that waits for a lock holds a snapshot, which keeps dead rows from being removed; so it waits in turns.
-_TURN = "30s"
+TURN = "30s"
 
 _HOLDERS = """
 SELECT pid FROM pg_locks
@@ -42,7 +42,7 @@ def take(session: psycopg.Connection[Any]) -> bool:
 
 def wait(session: psycopg.Connection[Any]) -> bool:
     """Wait one turn for the lock; return whether it is ours. Between turns, look whether the leader still works."""
-    session.execute(f"SET lock_timeout = '{_TURN}'")
+    session.execute(f"SET lock_timeout = '{TURN}'")
     try:
         session.execute("SELECT pg_advisory_lock(%s)", [KEY])
     except psycopg.errors.LockNotAvailable:

@@ -118,6 +118,7 @@ class BoundedAdapter(HTTPAdapter):
         self._deadline = deadline
         self._unix_socket = unix_socket
         self._context = context
+        self._pools: list[HTTPConnectionPool] = []
         super().__init__(max_retries=Retry(0, read=False, redirect=False))
 
     # The next three override what `requests` calls; their signatures are not ours to choose.
@@ -126,8 +127,8 @@ class BoundedAdapter(HTTPAdapter):
         manager = PoolManager(num_pools=connections, maxsize=maxsize, block=block, **kwargs)
         bounds: dict[str, Any] = {"deadline": self._deadline, "unix_socket": self._unix_socket}
         manager.pool_classes_by_scheme = {
-            "http": cast(Any, partial(_pool, HTTPConnectionPool, partial(_Connection, **bounds))),
-            "https": cast(Any, partial(_pool, HTTPSConnectionPool, partial(_TLSConnection, **bounds))),
+            "http": cast(Any, partial(self._pool, HTTPConnectionPool, partial(_Connection, **bounds))),
+            "https": cast(Any, partial(self._pool, HTTPSConnectionPool, partial(_TLSConnection, **bounds))),
         }
         self.poolmanager = manager
 
@@ -140,13 +141,19 @@ class BoundedAdapter(HTTPAdapter):
         if self._context is None and str(url).lower().startswith("https"):
             raise ssl.SSLError("HTTPS needs a TLS context")
 
+    def close(self) -> None:
+        """Close all connections now. The original leaves that to the garbage collector, which errors hold back."""
+        super().close()
+        for pool in self._pools:
+            pool.close()
 
-def _pool(
-    pool_class: type[HTTPConnectionPool], connection: object, host: str, port: int, **options: Any
-) -> HTTPConnectionPool:
-    pool = pool_class(host, port, **options)
-    pool.ConnectionCls = cast(Any, connection)
-    return pool
+    def _pool(
+        self, pool_class: type[HTTPConnectionPool], connection: object, host: str, port: int, **options: Any
+    ) -> HTTPConnectionPool:
+        pool = pool_class(host, port, **options)
+        pool.ConnectionCls = cast(Any, connection)
+        self._pools.append(pool)
+        return pool
 
 
 class _Connection(HTTPConnection):

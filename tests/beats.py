@@ -24,6 +24,8 @@ from django.conf import settings
 from django.db import connection
 
 from cleanup import leadership, listening
+from leases.models import Obligation, ProviderAccount
+from tests import factories
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -53,7 +55,7 @@ class Queue:
 
     def __init__(self, name: str = "paperclip") -> None:
         self.name = name
-        self._broker = redis.Redis.from_url(settings.CELERY_BROKER_URL)
+        self._broker = redis.Redis.from_url(settings.CELERY_BROKER_URL, socket_timeout=None)
         self._broker.delete(name)
 
     def take(self, bound: float = BOUND) -> dict[str, Any] | None:
@@ -88,11 +90,11 @@ class Queue:
 class Beat:
     """One process of `celery beat`."""
 
-    def __init__(self, log: Path, **environment: str) -> None:
+    def __init__(self, log: Path, *options: str, **environment: str) -> None:
         self.log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", "paperclip_env", "beat", "--loglevel", "INFO"],
+                [sys.executable, "-m", "celery", "-A", "paperclip_env", "beat", "--loglevel", "INFO", *options],
                 cwd=CHECKOUT,
                 env={
                     **os.environ,
@@ -117,7 +119,7 @@ class Beat:
     def leads(self) -> Beat:
         """Wait until this beat leads and sleeps, everything read."""
         self.waits_for("Leading.")
-        eventually(lambda: leader_sleeps(), "the leader sleeps")
+        eventually(leader_sleeps, "the leader sleeps")
         return self
 
     def stands_by(self) -> Beat:
@@ -138,8 +140,8 @@ def beats(directory: Path) -> Iterator[Callable[..., Beat]]:
     """Give a function that starts beats; whatever still runs at the end is killed, before the database is emptied."""
     started: list[Beat] = []
 
-    def start(**environment: str) -> Beat:
-        beat = Beat(directory / f"beat-{len(started)}.log", **environment)
+    def start(*options: str, **environment: str) -> Beat:
+        beat = Beat(directory / f"beat-{len(started)}.log", *options, **environment)
         started.append(beat)
         return beat
 
@@ -153,10 +155,15 @@ def beats(directory: Path) -> Iterator[Callable[..., Beat]]:
         eventually(lambda: not beat_sessions(), "the server has ended the sessions of the killed beats")
 
 
+def owed(account: ProviderAccount, due_in: float = 0.0, **values: Any) -> Obligation:
+    """Owe the teardown of a new lease of the account."""
+    return factories.teardown(factories.lease(factories.environment(account)), due_in=due_in, **values)
+
+
 def _rows(statement: str, parameters: list[Any]) -> list[Any]:
     with connection.cursor() as cursor:
         cursor.execute(statement, parameters)
-        return cursor.fetchall()
+        return list(cursor.fetchall())
 
 
 def beat_sessions() -> list[int]:

@@ -23,7 +23,7 @@ from paperclip_env.stack.ports import LOOPBACK, free_port
 from paperclip_env.stack.problem import Problem
 from paperclip_env.stack.state import CHECKOUT, kept_secret, kept_state, locked
 
-BOUND_S = 60.0
+BOUND_S = 120.0
 SOMEBODY_ELSE = Account(uid=os.geteuid() + 4242, gid=os.getegid() + 4242, switched=True)
 
 

@@ -64,21 +64,14 @@ class ProviderAccountAdmin(Editable[ProviderAccount]):
     search_fields = ("name", "attested_identity", "company__name")
     autocomplete_fields = ("company", "credential")
     ordering = ("name",)
-    readonly_fields = (
-        "attested_identity",
-        "expected_endpoint",
-        "circuit",
-        "circuit_failures",
-        "hinted_until",
-        "id",
-        "created_at",
-    )
+    once_made = ("attested_identity", "circuit", "circuit_failures", "hinted_until", "id", "created_at")
+    readonly_fields = ("expected_endpoint", *once_made)
     fieldsets = (
         (None, {"fields": ("company", "name", "provider", "endpoint", "expected_endpoint", "credential")}),
         ("Limits", {"fields": ("concurrency_limit", "blocked_until")}),
         (
             "Written by the system",
-            {"fields": ("attested_identity", "circuit", "circuit_failures", "hinted_until", "id", "created_at")},
+            {"fields": once_made},
         ),
     )
 

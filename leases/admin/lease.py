@@ -60,10 +60,10 @@ class LeaseAdmin(ViewOnly[Lease]):
         "beginning",
         "shown_state",
         "owed",
-        "sandbox",
-        "company",
-        "environment",
         "acquired",
+        "sandbox",
+        "environment",
+        "company",
         "released",
     )
     list_filter = ("state", OwesFilter, "account__provider", "policy", "outcome", "company")

@@ -185,8 +185,8 @@ class AttemptAdmin(ViewOnly[Attempt]):
         "shown_outcome",
         "announced_call",
         "error_kind",
-        "error_excerpt",
         "took",
+        "error_excerpt",
         "worker",
     )
     list_filter = ("outcome", ErrorKindFilter, "obligation__kind")

@@ -89,6 +89,16 @@ class Editable(Found[M]):
     """
 
     written_once: tuple[str, ...] = ("company",)
+    once_made: tuple[str, ...] = ("id", "created_at")
+    """What only a row that exists has to show."""
+
+    @override
+    def get_fieldsets(self, request: HttpRequest, obj: M | None = None) -> Any:
+        sets = super().get_fieldsets(request, obj)
+        if obj is not None:
+            return sets
+        asked = ((title, [name for name in options["fields"] if name not in self.once_made]) for title, options in sets)
+        return [(title, {"fields": names}) for title, names in asked if names]
 
     @override
     def get_readonly_fields(self, request: HttpRequest, obj: M | None = None) -> tuple[str, ...]:

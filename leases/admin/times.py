@@ -84,7 +84,7 @@ def short(text: str) -> SafeString | str:
     """Return the beginning of a long id; the whole on hover."""
     if len(text) <= ID_SHOWN:
         return text
-    return format_html('<span title="{}">{}…</span>', text, text[: ID_SHOWN - 3])
+    return format_html('<span class="pe-id" title="{}">{}…</span>', text, text[: ID_SHOWN - 3])
 
 
 def badge(text: str, tone: str) -> SafeString:

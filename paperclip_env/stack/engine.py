@@ -154,10 +154,12 @@ class PrivateEngine:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _containers(self) -> set[str]:
-        """Return the ids of all containers, from the engine's files: it may be dead."""
+        """Return the ids of all containers that ever were, from the engine's files: it may be dead."""
         places = [self.directory / "root" / "vfs-containers", self.directory / "runroot" / "vfs-containers"]
         found = (entry.name for place in places if place.is_dir() for entry in place.iterdir())
-        return {name for name in found if re.fullmatch("[0-9a-f]{64}", name)}
+        events = self.directory / "tmpdir" / "events" / "events.log"
+        past = re.findall("[0-9a-f]{64}", events.read_text(errors="replace")) if events.exists() else []
+        return {name for name in found if re.fullmatch("[0-9a-f]{64}", name)} | set(past)
 
     def _await(self, within: float) -> None:
         deadline = time.monotonic() + within
@@ -220,8 +222,9 @@ def _processes(directory: Path, containers: set[str]) -> Iterator[int]:
 
 
 def _control_groups(containers: set[str]) -> Iterator[Path]:
-    for container in containers:
-        yield from Path("/sys/fs/cgroup").glob(f"**/libpod_parent/libpod-{container}")
+    for group in Path("/sys/fs/cgroup").glob("*/libpod_parent/libpod-*"):
+        if group.name.removeprefix("libpod-") in containers:
+            yield group
 
 
 def _mounts(directory: Path) -> Iterator[str]:

@@ -77,7 +77,7 @@ def run(conversation: Conversation, container: str, command: Command) -> Executi
         status = _await(conversation, exec_id, streams, end)
         timed_out = status is None
         if timed_out:
-            _kill(conversation, container, exec_id, mark)
+            _kill(conversation, container, exec_id, mark, streams)
             streams.exchange(_bound(conversation, time.monotonic() + _DRAIN))
     frames = streams.frames
     exit_code, signal = _read(status)
@@ -131,7 +131,7 @@ def _status(conversation: Conversation, exec_id: str) -> int | None:
         return answers.exit_status(client.exec_inspect(exec_id))
 
 
-def _kill(conversation: Conversation, container: str, exec_id: str, mark: str) -> None:
+def _kill(conversation: Conversation, container: str, exec_id: str, mark: str, streams: Streams) -> None:
     """Kill all that carries the mark, and see that the command is over.
 
     Raises `TIMEOUT` when the call's bound passes before that: a command that could not be killed is never reported as
@@ -143,10 +143,12 @@ def _kill(conversation: Conversation, container: str, exec_id: str, mark: str) -
         with conversation.asking(Call.EXECUTE) as client, closing(client.open_exec(killer)) as response:
             Streams(response, b"").exchange(conversation.deadline.end)
             killed = _await_status(conversation, killer, conversation.deadline.end)
+        # An engine that cannot hand over what the command wrote does not see its end.
+        ended = streams.exchange(_bound(conversation, time.monotonic() + look))
         if killed == 0 and _status(conversation, exec_id) is not None:
             return
         # It may not have been started yet when the killer looked, or still be dying.
-        with conversation.asking(Call.EXECUTE):
+        if ended:
             conversation.deadline.pause(look)
         look = min(2 * look, _LAST_LOOK)
 

@@ -20,7 +20,7 @@ from docker import APIClient
 
 from providers.contract import ErrorKind, ProviderError
 from providers.deadline import BoundedAdapter, Deadline, tls_context
-from providers.docker.errors import Answered, Call, answered, meaning, translated
+from providers.docker.errors import Call, answered, translated
 from providers.docker.schemas import DockerEndpoint
 
 _ANY_VERSION = "1.24"
@@ -84,19 +84,23 @@ class Client(APIClient):
 class Conversation:
     """One call's requests to the engine, all under one deadline."""
 
-    def __init__(self, client: Client, deadline: Deadline) -> None:
+    def __init__(self, client: Client, deadline: Deadline, ping: Ping | None) -> None:
         self.client = client
         self.deadline = deadline
+        self._ping = ping
+
+    def ping(self) -> Ping:
+        """Return what the engine says of itself, asked within this conversation."""
+        if self._ping is None:
+            with self.asking(Call.IDENTIFY) as client:
+                self._ping = client.ping()
+        return self._ping
 
     @contextmanager
     def asking(self, call: Call) -> Iterator[Client]:
         """Ask the engine something; every failure becomes the `ProviderError` that it means for this call."""
         with translated(call, self.deadline):
             yield self.client
-
-    def tell(self, call: Call, error: Answered) -> ProviderError:
-        """Return the error that an answer means, for those who looked at the answer themselves."""
-        return meaning(call, error)
 
 
 class Engine:
@@ -116,13 +120,14 @@ class Engine:
             deadline.left()
             client = Client(self._endpoint.http_url, self._adapter(deadline))
         with client:
-            version = self._version
+            version, ping = self._version, None
             if version is None:
                 with translated(call, deadline):
-                    self._version = version = client.ping().api_version
+                    ping = client.ping()
+                self._version = version = ping.api_version
             client.use(version)
             try:
-                yield Conversation(client, deadline)
+                yield Conversation(client, deadline, ping)
             except ProviderError as error:
                 if error.kind in {ErrorKind.INVALID, ErrorKind.PROTOCOL}:
                     # Perhaps another engine answers by now that does not speak this version.

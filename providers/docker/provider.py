@@ -69,8 +69,7 @@ class DockerProvider(Provider[DockerEndpoint, DockerConfig]):
         Raises `IDENTITY` when the endpoint names an anchor and the engine has none of that name.
         """
         with self._engine.conversation(Call.IDENTIFY, within) as conversation:
-            with conversation.asking(Call.IDENTIFY) as client:
-                is_podman = client.ping().is_podman
+            is_podman = conversation.ping().is_podman
             anchor = self._anchor(conversation)
             with conversation.asking(Call.IDENTIFY) as client:
                 if not is_podman:
@@ -197,7 +196,10 @@ def _require_id(resource_id: str) -> None:
 
 
 def _is_paused(client: Client, container: str, refusal: Answered) -> bool:
-    return refusal.status in {409, 500} and answers.is_paused(client.inspect_container(container))
+    try:
+        return refusal.status in {409, 500} and answers.is_paused(client.inspect_container(container))
+    except Answered:
+        return False  # what was refused, and why, says more than this
 
 
 def _host_config(client: Client, config: DockerConfig) -> dict[str, object]:

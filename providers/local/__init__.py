@@ -23,6 +23,8 @@ What is known not to be covered, and what is answered then:
 - A run in another PID namespace of the same boot (a container that was replaced) cannot be seen: `Unknown`, until a
   reboot, unless its supervisor recorded the end. Only where all workers of a state directory share one PID namespace,
   and its file system is local to the host, can anything be proven.
+- Where processes are born without a pause (some thousand a second), a count never settles: a sandbox whose supervisor
+  was killed is then `Unknown`, and its `delete` refused, until there is a moment of quiet.
 - With hidepid, or in a time namespace that changes, `/proc` does not say what this package asks.
 - A removed directory (by hand) takes its records with it; what is left of the sandbox is found by the mark alone.
 - A process that the kernel holds (state D) cannot be ended by anybody: `stop` answers TIMEOUT, `inspect` `Running`.

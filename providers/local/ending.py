@@ -25,7 +25,7 @@ _LOOK_EVERY = 0.1
 _SUPERVISOR_PATIENCE = 1.0
 _FREEZE_ROUNDS = 20
 _CHASE = 0.2
-_POLITE_SHARE = 0.75
+_POLITE_SHARE = 0.5
 """At most this share of a call is spent on politeness: one with a long grace and a short bound still ends by force."""
 
 
@@ -33,8 +33,10 @@ def end(sandbox: Sandbox, *, grace: float, deadline: Deadline) -> None:
     """End all execution in a sandbox that the caller has locked.
 
     Returns when nothing is seen to execute any more (whether that is certain, `evidence` says). Raises `TIMEOUT` when
-    the bound passed first, `REFUSED` for a process that may not be signalled.
+    the bound passed first, `REFUSED` for a process that may not be signalled, or not be seen, from here.
     """
+    if evidence.run_of(sandbox).hidden:
+        raise ProviderError(ErrorKind.REFUSED, "it was started in another PID namespace, and cannot be ended from here")
     found = evidence.gather(sandbox, deadline)
     if found.supervisor is not None:
         # It refuses new commands from now on, and exits after the last of the others.
@@ -121,6 +123,7 @@ def _retire(sandbox: Sandbox, supervisor: ProcessId, deadline: Deadline) -> None
         _chase(sandbox.resource.resource_id, deadline)
     # Stopped it forks no more, and while it lives all that ever ran is below it: an empty, settled count is complete.
     if not seen or found.supervisor != supervisor or found.members or found.doubt:
+        _send(supervisor, signal.SIGCONT)  # it may still exit by itself, with the kernel's word
         return
     _send(supervisor, signal.SIGKILL)
     _wait_for_end([supervisor], deadline, deadline.left)

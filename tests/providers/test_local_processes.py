@@ -210,6 +210,7 @@ def test_what_runs_in_another_pid_namespace_is_unknown_and_its_directory_stays(l
     mine = local.record("run.json")
     local.forge("run.json", {**mine, "namespace": "pid:[1]"})
     assert isinstance(inspect(local, resource), Unknown)
+    refused(ErrorKind.REFUSED, lambda: stop(local, resource))
     refused(ErrorKind.REFUSED, lambda: local.provider.delete(resource.resource_id, within=WITHIN))
     refused(ErrorKind.REFUSED, lambda: local.provider.start(resource.resource_id, within=WITHIN))
     assert local.directory().is_dir()
@@ -272,13 +273,23 @@ def test_what_keeps_forking_is_frozen_and_ended(local: Local, tag: str) -> None:
     assert not pids_of(tag)
 
 
+# Each process lives for an instant and leaves one successor.
+_CHAIN = """
+import os, time
+while {condition}:
+    time.sleep(0.001)
+    if os.fork():
+        os._exit(0)
+    {sign}
+"""
+
+
 def test_what_forks_and_exits_faster_than_anyone_can_look_never_passes_for_stopped(
     local: Local, tmp_path: Path
 ) -> None:
     resource = local.create()
-    # Each process lives for an instant and leaves one successor; the file ends the chain.
     off = tmp_path / "off"
-    chain = f"import os, time\nwhile not os.path.exists({str(off)!r}):\n    time.sleep(0.001)\n    if os.fork(): os._exit(0)\n"
+    chain = _CHAIN.format(condition=f"not os.path.exists({str(off)!r})", sign="pass")
     run(local, resource, f'setsid {sys.executable} -I -S -c "{chain}" </dev/null >/dev/null 2>&1 & exit 0')
     sightings = [inspect(local, resource) for _ in range(20)]
     kill(local.supervisor())
@@ -292,10 +303,7 @@ def test_what_forks_and_exits_faster_than_anyone_can_look_never_passes_for_stopp
 def test_what_forks_and_exits_faster_than_anyone_can_look_is_ended(local: Local, tmp_path: Path) -> None:
     resource = local.create()
     last = tmp_path / "last"
-    chain = (
-        f"import os, time\nwhile True:\n    time.sleep(0.001)\n    if os.fork(): os._exit(0)\n"
-        f"    open({str(last)!r}, 'w').close()\n"
-    )
+    chain = _CHAIN.format(condition=True, sign=f"open({str(last)!r}, 'w').close()")
     run(local, resource, f'setsid {sys.executable} -I -S -c "{chain}" </dev/null >/dev/null 2>&1 & exit 0')
     assert until(last.exists, WITHIN)
     kill(local.supervisor())
@@ -333,7 +341,7 @@ def test_processes_are_asked_before_they_are_forced(local: Local) -> None:
 def test_a_long_grace_within_a_short_bound_still_ends_by_force(local: Local, tag: str) -> None:
     resource = local.create()
     daemonise(local, resource, tag, "trap '' TERM;")
-    local.provider.stop(resource.resource_id, grace=60, within=2.0)
+    local.provider.stop(resource.resource_id, grace=60, within=5.0)
     assert isinstance(inspect(local, resource), Stopped)
 
 
@@ -439,11 +447,19 @@ def test_concurrent_calls_of_every_kind_end_in_one_of_their_states(local: Local)
     assert not pids_of(resource.resource_id)
 
 
+_HOLDER = """
+import fcntl, sys
+with open(sys.argv[1], "r+") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    print(flush=True)
+    input()
+"""
+
+
 def test_a_sandbox_that_another_call_holds_is_busy(local: Local) -> None:
     resource = local.create()
-    script = "import fcntl, sys; file = open(sys.argv[1], 'r+'); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"
     holder = subprocess.Popen(
-        [sys.executable, "-c", script, str(local.directory() / "lock")],
+        [sys.executable, "-c", _HOLDER, str(local.directory() / "lock")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

@@ -1,0 +1,152 @@
+"""A lease's timeline: one order, complete or said not to be, and a bounded number of statements."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.db import transaction
+from pytest_django import DjangoAssertNumQueries
+
+from leases import audit, transitions
+from leases.models import Attempt, BridgeActivity, Lease, Obligation, Operation, Receipt
+from leases.timeline import Source, Tone, timeline
+from tests import factories
+
+pytestmark = pytest.mark.django_db
+
+
+def attempt(obligation: Obligation, **values: object) -> Attempt:
+    return Attempt.objects.create(
+        **{"id": uuid4(), "company_id": obligation.company_id, "obligation": obligation, "worker": "w", **values}
+    )
+
+
+def receipt(lease: Lease, **values: object) -> Receipt:
+    return Receipt.objects.create(
+        **{
+            "lease": lease,
+            "account_id": lease.account_id,
+            "company_uuid": lease.company_id,
+            "run_uuid": lease.run_id,
+            "resource_id": lease.resource_id,
+            "account_identity": lease.account_identity,
+            "epoch": lease.epoch,
+            "evidence": Receipt.Evidence.DESTROYED,
+            "attempt_id": uuid4(),
+            **values,
+        }
+    )
+
+
+@pytest.mark.django_db(transaction=True)
+def test_it_tells_the_whole_life_in_one_order() -> None:
+    operation = factories.operation()
+    with transaction.atomic():
+        locked = Operation.objects.select_for_update().get(pk=operation.pk)
+        lease = transitions.attach(locked, resource_id="box", expires_at=None, actor="api")
+    BridgeActivity.objects.create(
+        company_id=lease.company_id,
+        lease=lease,
+        deadline=factories.at(60),
+        ended_at=factories.at(1),
+        outcome="completed",
+    )
+    owed = factories.teardown(lease)
+    tried = attempt(owed, announced_call="delete", announced_at=factories.at(1), announced_epoch=1)
+    with transaction.atomic():
+        proof = receipt(lease, attempt_id=tried.pk)
+        transitions.settle(lease, Obligation.objects.get(pk=owed.pk), proof)
+
+    told = timeline(lease)
+
+    assert told.complete
+    assert [event.at for event in told.events] == sorted(event.at for event in told.events)
+    assert [(event.source.value, event.title) for event in told.events] == [
+        ("journal", "Creation recorded, before the provider was asked"),
+        ("intent", "Owed: find out what became of a creation"),
+        ("closed", "No longer owed: find out what became of a creation"),
+        ("audit", "lease.acquired"),
+        ("activity", "Work in the sandbox, execute: completed"),
+        ("intent", "Owed: stop or destroy a lease's sandbox, proven"),
+        ("attempt", f"Attempt at teardown #{owed.pk}: in flight"),
+        ("receipt", "Proof from the provider: destroyed"),
+        ("closed", "No longer owed: stop or destroy a lease's sandbox, proven"),
+        ("journal", "Creation resolved: nothing is owned any more"),
+        ("audit", "lease.teardown.confirmed"),
+    ]
+
+
+def test_it_tells_the_announcement_and_the_outcome_of_an_attempt() -> None:
+    owed = factories.teardown()
+    begun = factories.database_now()
+    attempt(
+        owed,
+        announced_call="stop",
+        announced_at=begun + timedelta(seconds=2),
+        announced_epoch=3,
+        finished_at=begun + timedelta(seconds=9),
+        outcome=Attempt.Outcome.FAILED,
+        error_kind="timeout",
+        error_excerpt="no answer",
+    )
+    Attempt.objects.filter(finished_at=None).update(claimed_at=begun)
+    event = next(event for event in timeline(owed.lease).events if event.source == Source.ATTEMPT)
+    facts = dict(event.facts)
+    assert event.tone == Tone.BAD
+    assert event.lasted is not None
+    assert facts["announced"].startswith("stop (after ")
+    assert facts["announced"].endswith("epoch 3)")
+    assert facts["error"] == "timeout"
+    assert facts["provider said"] == "no answer"
+
+
+def test_a_debt_closed_without_proof_is_told_as_bad() -> None:
+    owed = factories.teardown()
+    Lease.objects.filter(pk=owed.lease_id).update(state=Lease.State.FAILED)
+    transitions.close(owed, Obligation.ClosedAs.UNVERIFIED)
+    closed = next(event for event in timeline(owed.lease).events if event.source == Source.CLOSED)
+    assert closed.tone == Tone.BAD
+
+
+def test_it_tells_only_of_its_own_lease() -> None:
+    mine, other = factories.teardown(), factories.teardown()
+    attempt(other)
+    receipt(other.lease)
+    audit.record("lease.released", other.lease, company_id=other.company_id)
+    assert [event.source for event in timeline(mine.lease).events] == [Source.INTENT]
+
+
+def test_it_keeps_the_newest_events_and_says_that_it_left_out_older_ones() -> None:
+    owed = factories.teardown()
+    for number in range(7):
+        made = attempt(owed)
+        Attempt.objects.filter(pk=made.pk).update(claimed_at=owed.owed_since + timedelta(minutes=number))
+        audit.record("lease.noted", owed.lease, company_id=owed.company_id, number=number)
+    everything = timeline(owed.lease)
+    assert everything.complete
+    newest = timeline(owed.lease, limit=5)
+    assert not newest.complete
+    assert newest.events == everything.events[-5:]
+
+
+def test_it_takes_as_many_statements_for_a_long_life_as_for_a_short_one(
+    django_assert_num_queries: DjangoAssertNumQueries,
+) -> None:
+    owed = factories.teardown()
+    attempt(owed)
+    with django_assert_num_queries(6):
+        timeline(owed.lease)
+    for _ in range(20):
+        attempt(owed)
+        audit.record("lease.noted", owed.lease, company_id=owed.company_id)
+    with django_assert_num_queries(6):
+        timeline(owed.lease)
+
+
+def test_details_of_an_entry_cannot_hide_who_wrote_it() -> None:
+    owed = factories.teardown()
+    audit.record("lease.noted", owed.lease, company_id=owed.company_id, actor="olga", by="somebody", lease="x")
+    event = timeline(owed.lease).events[-1]
+    assert event.facts == (("by", "olga"), ("by", "somebody"))
