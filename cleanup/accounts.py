@@ -64,7 +64,7 @@ def failed(claim: Claim, kind: ErrorKind) -> None:
 
 
 def works_again(claim: Claim) -> bool:
-    """The probe succeeded: close the circuit, which wakes the account, and the probe. Returns whether the fence held."""
+    """The probe succeeded: close circuit (which wakes the account) and probe. Returns whether the fence held."""
     with transaction.atomic():
         account = ProviderAccount.objects.select_for_update(no_key=True).get(pk=claim.account_id)
         row = fenced(claim)

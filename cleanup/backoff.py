@@ -34,8 +34,8 @@ def cooldown(failures: int, random: Random) -> float:
     """
     if failures >= ESCALATE_AT_FAILURES:
         return COOLDOWN_LAST
-    step = (COOLDOWN_LAST / COOLDOWN_FIRST) ** (1 / (ESCALATE_AT_FAILURES - 1))
-    base = COOLDOWN_FIRST * step ** (max(failures, 1) - 1)
+    step: float = (COOLDOWN_LAST / COOLDOWN_FIRST) ** (1 / (ESCALATE_AT_FAILURES - 1))
+    base: float = COOLDOWN_FIRST * step ** (max(failures, 1) - 1)
     return min(COOLDOWN_LAST, max(COOLDOWN_FIRST, base * random.uniform(0.75, 1.25)))
 
 

@@ -47,11 +47,12 @@ CAP = 300.0
 """The longest sleep. Its end sends no statement: it only compares the clocks, one of which may have been set. Celery's
 `--max-interval` changes it."""
 
-_GAP = 0.02
-"""Between two looks: a burst of commits, each with its notification, costs at most fifty looks a second."""
+_GAP, _LONGEST_GAP = 4.0, 1.0
+"""Between two looks, in lengths of the last one, and at most in seconds: in a burst of commits, each with its
+notification, looking takes a fifth of the time of the beat and of one connection, however many accounts there are."""
 
 _LOCKED_GAP = 0.25
-"""The same after a look that left out an account whose row was locked by a claim."""
+"""The same after a look that left out an account whose row was locked by a claim, in seconds."""
 
 _RECONNECT_FIRST, _RECONNECT_MOST = 0.05, 2.0
 
@@ -108,11 +109,13 @@ class Scheduler(DatabaseScheduler):  # type: ignore[misc]
     # --- Deadlines --------------------------------------------------------------------------------------------------
 
     def _look(self, session: Session) -> None:
+        began = boottime()
         self._armed = None  # before the statement; see above
         rung = alarm.hint_due(session.connection)
         self._reckoning.observe(rung.now)
+        ended = boottime()
         left_out = rung.look_at is not None and rung.look_at <= rung.now
-        self._not_before = boottime() + (_LOCKED_GAP if left_out else _GAP)
+        self._not_before = ended + (_LOCKED_GAP if left_out else min((ended - began) * _GAP, _LONGEST_GAP))
         if rung.look_at is not None:
             self._arm(rung.look_at)
         self._pause, self._trouble = _RECONNECT_FIRST, ""

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID, uuid4
 
 from django.db import connection, transaction
@@ -28,7 +29,12 @@ from cleanup.clock import Clock
 from leases import audit
 from leases.models import Attempt, Obligation
 
-_PROTECTION = timedelta(seconds=PROTECTION)
+
+def _interval(seconds: float) -> Any:
+    return timedelta(seconds=seconds)  # psycopg adapts it; the stubs of Django do not know
+
+
+_PROTECTION = _interval(PROTECTION)
 
 
 @dataclass(slots=True)
@@ -48,6 +54,20 @@ class Claim:
     renewed_at: float
     lost: bool = field(default=False)
     """Its protection was not renewed any more: another attempt may have the row."""
+
+    @property
+    def lease(self) -> UUID:
+        """The lease of a teardown (`obligation_has_the_subject_of_its_kind`)."""
+        if self.lease_id is None:
+            raise TypeError(f"a {self.kind} has no lease")
+        return self.lease_id
+
+    @property
+    def operation(self) -> UUID:
+        """The operation of a recovery (the same constraint)."""
+        if self.operation_id is None:
+            raise TypeError(f"a {self.kind} has no operation")
+        return self.operation_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +94,7 @@ SELECT concurrency_limit,
    FOR NO KEY UPDATE
 """
 
-# What a person asked for goes first, then what is due longest. Probes are claimed on a blocked account, nothing else is.
+# What a person asked for goes first, then what is due longest. Of a blocked account only the probe is claimed.
 _CLAIM = """
 WITH room AS (
     SELECT greatest(0, least(%(want)s, %(limit)s - count(*))) AS n
@@ -113,6 +133,10 @@ SELECT {columns} FROM claimed
 """
 
 
+def _claim(row: tuple[Any, ...], at: float) -> Claim:
+    return Claim(*(*row, at))
+
+
 def new_ids(count: int) -> list[UUID]:
     """Return attempt ids to claim with. Made before the statement, so that its lost reply can be asked about."""
     return [uuid4() for _ in range(count)]
@@ -148,7 +172,7 @@ def claim(
                 "ids": list(ids),
             },
         )
-        return [Claim(*row, renewed_at=at) for row in cursor.fetchall()]
+        return [_claim(row, at) for row in cursor.fetchall()]
 
 
 def reclaim(ids: Sequence[UUID], *, clock: Clock) -> list[Claim]:
@@ -159,20 +183,20 @@ def reclaim(ids: Sequence[UUID], *, clock: Clock) -> list[Claim]:
             f"UPDATE leases_obligation SET due_at = now() + %s WHERE attempt_id = ANY(%s) RETURNING {_COLUMNS}",  # noqa: S608
             [_PROTECTION, list(ids)],
         )
-        return [Claim(*row, renewed_at=at) for row in cursor.fetchall()]
+        return [_claim(row, at) for row in cursor.fetchall()]
 
 
 def renew(claims: Sequence[Claim], *, clock: Clock) -> None:
     """Renew the protection of all these claims in one statement; those whose row was taken over are marked lost.
 
-    Touches nothing but `due_at` of rows that still carry the attempt, so a late renewal changes no settled row, no newer
-    attempt and no cooldown (domain I-13).
+    Touches nothing but `due_at` of rows that still carry the attempt, so a late renewal changes no settled row, no
+    newer attempt and no cooldown (domain I-13).
     """
     at = clock()
     ids = [claim.attempt_id for claim in claims]
     with transaction.atomic(), connection.cursor() as cursor:
-        # A row that somebody has locked is being written about at this moment. Waiting for it while holding others could
-        # deadlock with a Stop that locks several; it is renewed in the next round.
+        # A row that somebody has locked is being written about at this moment. Waiting for it while holding others
+        # could deadlock with a Stop that locks several; it is renewed in the next round.
         cursor.execute(
             """
             WITH mine AS (
@@ -238,7 +262,7 @@ def postpone(
     outcome: Attempt.Outcome,
     *,
     delay: float = 0.0,
-    until: object = None,
+    until: datetime | None = None,
     failed: bool = False,
     busy: bool = False,
     error_kind: str = "",
@@ -258,13 +282,13 @@ def postpone(
                 "wakes": claim.wakes,
                 "heeds_wakes": not failed,
                 "until": until,
-                "delay": timedelta(seconds=delay),
+                "delay": _interval(delay),
                 "failed": int(failed),
                 "busy": busy,
                 "keeps_busy": outcome == Attempt.Outcome.HANDED_BACK,
                 "error_kind": error_kind,
                 "escalate_failures": ESCALATE_AT_FAILURES,
-                "escalate_after": timedelta(seconds=ESCALATE_AFTER),
+                "escalate_after": _interval(ESCALATE_AFTER),
             },
         )
         row = cursor.fetchone()
@@ -317,10 +341,11 @@ def escalate_overdue(account_id: UUID) -> None:
              WHERE o.account_id = %(account)s AND o.closed_at IS NULL AND o.due_at IS NOT NULL
                AND o.escalated_at IS NULL AND o.owed_since <= now() - %(after)s
                AND (o.kind = 'probe_account'
-                    OR EXISTS (SELECT 1 FROM leases_provideraccount a WHERE a.id = o.account_id AND a.circuit = 'closed'))
+                    OR EXISTS (SELECT 1 FROM leases_provideraccount a
+                                WHERE a.id = o.account_id AND a.circuit = 'closed'))
             RETURNING o.id
             """,
-            {"account": account_id, "after": timedelta(seconds=ESCALATE_AFTER)},
+            {"account": account_id, "after": _interval(ESCALATE_AFTER)},
         )
         ids = [row[0] for row in cursor.fetchall()]
         for pk in ids:

@@ -85,7 +85,7 @@ _FALL_BACK_TO_DELETE = frozenset({ErrorKind.REFUSED, ErrorKind.INVALID, ErrorKin
 
 
 def decide(facts: Facts) -> Decision:
-    """Return the next step (domain 5.4, design 2.3). Never deletes under stop-only, never takes acceptance for proof."""
+    """Return the next step (domain 5.4). Never deletes under stop-only, never takes acceptance for proof."""
     if facts.drain_until is not None:
         return Drain(facts.drain_until)
     match facts.sighting:

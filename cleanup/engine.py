@@ -46,7 +46,7 @@ from providers.registry import ConfigurationError, ProviderUnavailable
 log = logging.getLogger(__name__)
 
 HANG_MARGIN = 10.0
-"""Seconds beyond its bound after which a call's thread is given up on. An adapter that keeps its contract never gets here."""
+"""Seconds beyond its bound after which a call's thread is given up on; no adapter that keeps its contract gets here."""
 
 _PAGE = 100
 """Rows per claim: enough to make a claim's cost small, few enough to leave some to other processes."""
@@ -234,7 +234,11 @@ class Engine:
         except NotSent:
             self._finish(task, work.HandBack())
         except ProviderError as error:
-            self._finish(task, work.Failed(error.kind, error.excerpt, error.retry_after))
+            if error.kind == ErrorKind.NOT_READY:
+                self._unready_for(task.claim.account_id, error)
+                self._finish(task, work.HandBack())
+            else:
+                self._finish(task, work.Failed(error.kind, error.excerpt, error.retry_after))
         except (ProviderUnavailable, SecretUnavailable) as error:
             self._unready_for(task.claim.account_id, error)
             self._finish(task, work.HandBack())
@@ -243,7 +247,7 @@ class Engine:
         except LOST:
             log.warning("database connection lost while working on obligation %s", task.claim.obligation_id)
             self._finish(task, work.HandBack())
-        except Exception as error:  # one row's fault must not end the sweep; it is counted, logged and tried again
+        except Exception as error:  # noqa: BLE001 - one row's fault must not end the sweep; it is counted, logged and tried again
             log.error("handler of obligation %s failed:\n%s", task.claim.obligation_id, _where(error))  # noqa: TRY400 - its text may carry secrets
             self._finish(task, work.Failed(ErrorKind.PROTOCOL, f"internal: {type(error).__name__}"))
         else:
@@ -267,7 +271,7 @@ class Engine:
                 value = call.run()
             except ProviderError as raised:
                 error = raised
-            except Exception as raised:  # an adapter that breaks its contract: an answer that cannot be understood
+            except Exception as raised:  # noqa: BLE001 - an adapter that breaks its contract: an answer that cannot be understood
                 log.error("adapter call %s raised outside its contract:\n%s", call.name, _where(raised))  # noqa: TRY400 - its text may carry secrets
                 error = ProviderError(ErrorKind.PROTOCOL, f"{call.name} raised {type(raised).__name__}")
             self._answers.put((task, call, value, error))

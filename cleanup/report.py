@@ -78,7 +78,7 @@ def owed() -> Report:
         for kind, why, count in cursor.fetchall():
             because.setdefault(kind, {})[why] = count
         cursor.execute(_PER_KIND)
-        rows = {row[0]: KindReport(*row, quiet_because=because.get(row[0], {})) for row in cursor.fetchall()}
+        rows = {row[0]: KindReport(*(*row, because.get(row[0], {}))) for row in cursor.fetchall()}
         cursor.execute(_ACCOUNTS)
         blocked = tuple(
             {

@@ -15,7 +15,7 @@ from celery.signals import worker_shutting_down
 from django.db.models.functions import Now
 
 from cleanup import engine
-from cleanup.claims import Claim
+from cleanup.claims import Claim, Selection
 from leases.models import Obligation
 from leases.signals import lease_draining
 from leases.waking import wake
@@ -54,7 +54,7 @@ def settle(self: Task[..., None], obligation_id: int) -> None:
     if row is None:
         return
     wake(row.pk)
-    selection = engine.Selection(obligation_id=row.pk)
+    selection = Selection(obligation_id=row.pk)
     tally = engine.Engine(stopping=_stopping.is_set).sweep(row.account_id, seconds=SWEEP_SECONDS, selection=selection)
     if tally.outcomes.get("busy") and self.request.retries < SETTLE_TIMES:
         raise self.retry(countdown=SETTLE_AFTER * (self.request.retries + 1))

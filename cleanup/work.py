@@ -1,4 +1,4 @@
-"""How a handler and the engine speak: a handler is a generator that yields calls, receives answers, and returns an outcome.
+"""How a handler and the engine speak: the handler is a generator of calls that receives answers and returns an outcome.
 
 The handler runs in the engine's thread and does the reading and the evidence; the engine makes each call in a thread of
 its own, outside any transaction, and writes the fenced disposition. So hundreds of calls are in flight over one

@@ -1,7 +1,7 @@
 """What is owed: the model, its transitions and proof, and the functions that control planes call.
 
-Answers for recording ownership before a sandbox exists and for never forgetting it. How a debt is paid (claims, retries,
-workers, the beat) is the business of `cleanup`; how a provider is spoken to, of `providers`.
+Answers for recording ownership before a sandbox exists and for never forgetting it. How a debt is paid (claims,
+retries, workers, the beat) is the business of `cleanup`; how a provider is spoken to, of `providers`.
 
     lease = leases.acquire(environment_id, company_id=company, run_id=run)
     leases.bridge(lease.id).execute(["pytest", "-q"])

@@ -3,17 +3,17 @@
 Three short transactions and one call, none of which spans the call: (1) commit the `Operation` with its recovery
 obligation, due after the call's bound; (2) *create*; (3) save the returned id, first of all; (4) attach the lease, with
 the authority checks repeated under locks. Die anywhere, and the recovery falls due, finds the sandbox by its name, and
-has it torn down. Whether the attach or the recovery owns the sandbox is decided by the operation's row lock: both take it
-and require `pending`, so exactly one of them makes the lease (`Operation.lease` is one-to-one and final).
+has it torn down. Whether the attach or the recovery owns the sandbox is decided by the operation's row lock: both
+take it and require `pending`, so exactly one of them makes the lease (`Operation.lease` is one-to-one and final).
 """
 
 from __future__ import annotations
 
+from datetime import timedelta
 from uuid import UUID, uuid4
 
 from django.db import transaction
 from django.db.models.functions import Now
-from django.utils.timezone import timedelta
 
 from leases import audit, bounds, transitions
 from leases.calling import open_recorded
@@ -32,8 +32,8 @@ def acquire(environment_id: UUID, *, company_id: UUID, run_id: UUID | None = Non
     lease is ad hoc and always ephemeral (domain I-12).
 
     Raises `NotFound`, `AcquireRefused` (nothing was asked), `AcquireFailed` (the provider proved that nothing was
-    allocated), `AcquireUncertain` (its answer was lost; the operation owns what may exist), `AcquireRejected` (it came to
-    be too late; it is being destroyed).
+    allocated), `AcquireUncertain` (its answer was lost; the operation owns what may exist), `AcquireRejected` (it
+    came to be too late; it is being destroyed).
     """
     environment = _environment(environment_id, company_id)
     operation = _plan(environment, run_id)

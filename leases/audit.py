@@ -20,7 +20,7 @@ def record(
         company_id=company_id,
         actor=actor,
         action=action,
-        subject_type=subject._meta.model_name or "",
+        subject_type=subject._meta.model_name or "",  # noqa: SLF001 - documented API of Django
         subject_id=str(subject.pk),
         reason=reason,
         details=details,

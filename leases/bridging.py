@@ -27,7 +27,7 @@ Outcome = BridgeActivity.Outcome
 
 
 class Bridge:
-    """The way into one lease's sandbox. Holds no connection and no state; every piece of work is admitted on its own."""
+    """The way into one lease's sandbox. Holds no connection and no state; all work is admitted piece by piece."""
 
     def __init__(self, lease_id: UUID, company_id: UUID | None = None) -> None:
         self.lease_id = lease_id
@@ -44,7 +44,8 @@ class Bridge:
     ) -> Execution:
         """Run a command in the sandbox and return what became of it; `timeout` in seconds ends it.
 
-        Raises `AdmissionClosed` when the lease takes no work (any more), `WorkFailed` when the provider could not run it.
+        Raises `AdmissionClosed` when the lease takes no work (any more), `WorkFailed` when the provider could not run
+        it.
         """
         command = Command(tuple(argv), cwd=cwd, env=dict(env or {}), stdin=stdin, timeout=timeout)
         within = timeout + bounds.EXECUTE_OVERHEAD
@@ -68,8 +69,10 @@ class Bridge:
 
     @contextmanager
     def activity(self, *, timeout: float, kind: str = BridgeActivity.Kind.SYNC) -> Iterator[BridgeActivity]:
-        """Admit work that the caller does by its own means; its teardown waits for the end of the block, for at most
-        the drain bound. Raises `AdmissionClosed`. `timeout` in seconds; past it the work holds nothing any more.
+        """Admit work that the caller does by its own means.
+
+        The teardown waits for the end of the block, for at most the drain bound. `timeout` in seconds; past it the work
+        holds nothing any more. Raises `AdmissionClosed`.
         """
         _, activity = self._admit(kind, timeout)
         outcome = Outcome.FAILED

@@ -21,7 +21,7 @@ def parse(reference: str) -> tuple[str, str]:
         raise InvalidReference("must be env:NAME or file:/absolute/path")
     if store == "env" and not name.isidentifier():
         raise InvalidReference("env: must be followed by the name of an environment variable")
-    if store == "file" and not os.path.isabs(name):
+    if store == "file" and not Path(name).is_absolute():
         raise InvalidReference("file: must be followed by an absolute path")
     return store, name
 

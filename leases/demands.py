@@ -1,4 +1,4 @@
-"""What a teardown is asked to do, and how a second demand merges into an open one. Pure; the table is `docs/teardown.md`."""
+"""What a teardown is asked to do, and how a second demand merges into an open one. Pure; see `docs/teardown.md`."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def verb_of_policy(policy: str, outcome: str) -> Verb:
 def merge(opened: Demand, new: Demand, *, explicit_stop: bool = False, authorised: bool = False) -> Demand:
     """Return what an open teardown demands after a second demand (design 4, *Demands merge*).
 
-    Stop-only is sticky: it yields only to an `authorised` demand (an operator with a reason, the retained-orphan settle),
-    whose verb stands as it is. Otherwise the stronger verb wins. The drain was written once by the first demand: a later
-    one can shorten it, an explicit Stop ends it, nothing extends it.
+    Stop-only is sticky: it yields only to an `authorised` demand (an operator with a reason, the retained-orphan
+    settle), whose verb stands as it is. Otherwise the stronger verb wins. The drain was written once by the first
+    demand: a later one can shorten it, an explicit Stop ends it, nothing extends it.
     """
     if authorised:
         verb = new.verb

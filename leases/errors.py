@@ -33,15 +33,13 @@ class AcquireFailed(LeaseError):
 
 
 class AcquireUncertain(LeaseError):
-    """The provider's answer was lost: a sandbox may exist. It is owned by its operation and will be found and destroyed."""
+    """The answer was lost and a sandbox may exist. Its operation owns it: it will be found and destroyed."""
 
     code = "acquire_uncertain"
 
 
 class AcquireRejected(LeaseError):
-    """The sandbox came to be, and may no longer be attached (stopped, run over, environment archived). It is being
-    destroyed.
-    """
+    """The sandbox came to be and may no longer be attached (stopped, run over, archived). It is being destroyed."""
 
     code = "acquire_rejected"
 

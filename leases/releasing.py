@@ -1,4 +1,4 @@
-"""Release and Stop: the end of a lease's use. The obligation to tear down is written in the transaction that ends `active`.
+"""Release and Stop: the end of a lease's use; `active` ends in the transaction that writes the debt of its teardown.
 
 Locks, in order: run (where a run is stopped), lease by id, obligation. Admission of work locks the lease too, so a
 release sees all work that was admitted before it, and all later work is refused.
@@ -34,8 +34,8 @@ def release(
 ) -> Lease:
     """End the use of a lease and owe its teardown; returns the lease, `pending_cleanup`.
 
-    Work in flight is waited for, at most the lease's drain bound. Returns before anything is stopped: only a receipt says
-    that it was. Releasing again merges the new demand into the open one, and changes nothing on a settled lease.
+    Work in flight is waited for, at most the lease's drain bound. Returns before anything is stopped: only a receipt
+    says that it was. Releasing again merges the new demand into the open one, and changes nothing on a settled lease.
     Raises `NotFound`.
     """
     if outcome not in Lease.Outcome.values:

@@ -36,7 +36,7 @@ TABLE: tuple[tuple[str, str, str], ...] = (
 
 
 def attach(operation: Operation, *, resource_id: str, expires_at: datetime | None, actor: str) -> Lease:
-    """None -> active: the sandbox of a locked, pending operation becomes a lease, and its recovery is no longer owed."""
+    """None -> active: the sandbox of a locked, pending operation becomes a lease; its recovery is not owed any more."""
     lease = _lease_of(operation, resource_id, State.ACTIVE)
     lease.expires_at = expires_at
     lease.save(force_insert=True)
@@ -63,7 +63,7 @@ def own_for_teardown(operation: Operation, *, resource_id: str, reason: str, act
 
 
 def begin_teardown(lease: Lease, demand: Demand, *, outcome: str, reason: str, actor: str) -> Obligation:
-    """Active -> pending_cleanup: closes admission and owes the teardown, due when the drain ends, in one transaction."""
+    """Active -> pending_cleanup: close admission and owe the teardown, due when the drain ends, in one transaction."""
     _require(lease, State.ACTIVE)
     lease.state = State.PENDING_CLEANUP
     lease.outcome = outcome

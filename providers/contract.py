@@ -2,7 +2,7 @@
 
 An adapter is one class with nine methods and a few flags. It never retries, never guesses, and never turns a missing
 answer into a good one: what it cannot tell, it raises as a `ProviderError` of a closed list of kinds. The rules of
-proof (`design` 2.3) rest on the promises in these docstrings; `tests/providers/conformance.py` holds every adapter to
+proof (`design` 2.3) rest on the promises in these docstrings; `providers/conformance.py` holds every adapter to
 them.
 """
 
@@ -54,6 +54,8 @@ class ErrorKind(StrEnum):
     """The provider understood and could not do it (for example a stop that ended with the sandbox still running)."""
     PROTOCOL = "protocol"
     """An answer that this adapter does not understand."""
+    NOT_READY = "not_ready"
+    """This process lacks something that the call needs (a file, a program). Nothing was sent; other workers may do."""
 
 
 ACCOUNT_KINDS = frozenset(
@@ -172,7 +174,7 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All sandboxes of any state that carry the marks. `complete` is false where the provider may have left some out."""
+    """All sandboxes, of any state, that carry the marks. `complete` is false where some may have been left out."""
 
     resources: tuple[Resource, ...]
     complete: bool

@@ -44,7 +44,7 @@ def _announced() -> dict[str, str]:
     return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
-def keys() -> list[str]:
+def known() -> list[str]:
     """Return the keys of all known providers, sorted."""
     return sorted(_BUILT_IN.keys() | _announced().keys())
 
@@ -56,7 +56,7 @@ def load(key: str) -> type[AnyProvider]:
     """
     target = _BUILT_IN.get(key) or _announced().get(key)
     if target is None:
-        raise ProviderUnavailable(f"no provider named {key!r}; known are: {', '.join(keys())}")
+        raise ProviderUnavailable(f"no provider named {key!r}; known are: {', '.join(known())}")
     module, _, name = target.partition(":")
     try:
         adapter = getattr(import_module(module), name)

@@ -25,7 +25,7 @@ class Background:
     def _run(self, work: Callable[[], Any]) -> None:
         try:
             self._value = work()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again by `result`
             self._error = error
         finally:
             connection.close()

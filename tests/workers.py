@@ -23,8 +23,10 @@ class Worker:
         self.log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", "paperclip_env", "worker", "-P", "threads", "-c", "4", "--loglevel", "INFO"]
-                + ["--without-gossip", "--without-mingle", "--without-heartbeat"],
+                [
+                    *(sys.executable, "-m", "celery", "-A", "paperclip_env", "worker", "-P", "threads", "-c", "4"),
+                    *("--loglevel", "INFO", "--without-gossip", "--without-mingle", "--without-heartbeat"),
+                ],
                 cwd=CHECKOUT,
                 env={
                     **os.environ,

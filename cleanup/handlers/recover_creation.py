@@ -28,7 +28,7 @@ from providers.registry import AnyProvider
 
 def recover_creation(claim: Claim, context: Context) -> Generator[Call, Any, Outcome]:
     """Work on one operation whose reply was lost, or whose process died."""
-    operation = Operation.objects.get(pk=claim.operation_id)
+    operation = Operation.objects.get(pk=claim.operation)
     if operation.resource_id:
         return _own(claim, operation.resource_id)
     if not operation.finds_by_name:
@@ -47,7 +47,7 @@ def recover_creation(claim: Claim, context: Context) -> Generator[Call, Any, Out
 
 def _own(claim: Claim, resource_id: str) -> Outcome:
     with transaction.atomic():
-        operation = Operation.objects.select_for_update().get(pk=claim.operation_id)
+        operation = Operation.objects.select_for_update().get(pk=claim.operation)
         if operation.state != Operation.State.PENDING or fenced(claim) is None:
             return Done(proven=False)
         lease = transitions.own_for_teardown(

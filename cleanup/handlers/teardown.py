@@ -42,7 +42,7 @@ class _Seen:
 
 def teardown(claim: Claim, context: Context) -> Generator[Call, Any, Outcome]:
     """Work on one teardown. Returns what the engine is to write; settles by itself when it has proof."""
-    lease = Lease.objects.get(pk=claim.lease_id)
+    lease = Lease.objects.get(pk=claim.lease)
     seen = _Seen()
     facts = evidence.standing(claim)
     if facts is not None and facts.receipt is None:

@@ -35,12 +35,12 @@ def schema_of(provider: str, part: Literal["Endpoint", "Config"], *, unfolded: b
 
 def schemas(part: Literal["Endpoint", "Config"], keys: Iterable[str] | None = None) -> SafeString:
     """Return the schemas of all providers, each to unfold."""
-    known = registry.keys() if keys is None else keys
+    known = registry.known() if keys is None else keys
     return format_html_join("", "{}", ((schema_of(key, part),) for key in known))
 
 
 def _choices() -> list[tuple[str, str]]:
-    known = registry.keys()
+    known = registry.known()
     return [("", "---------"), *((key, _label(key)) for key in known)]
 
 

@@ -1,4 +1,4 @@
-"""The tables. One subject per module; rules that PostgreSQL can hold are constraints here or triggers in `leases/sql`."""
+"""The tables. One subject per module; rules that PostgreSQL can hold are constraints, or triggers in the migrations."""
 
 from leases.models.accounts import Credential, ProviderAccount
 from leases.models.audit import ActivityEntry

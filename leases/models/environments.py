@@ -55,8 +55,10 @@ class Environment(models.Model):
         return self.name
 
     def clean(self) -> None:
-        if self.account_id is None:
-            return
-        if self.account.company_id != self.company_id:
+        try:
+            account = self.account
+        except ProviderAccount.DoesNotExist:
+            return  # a form without it says so by itself
+        if account.company_id != self.company_id:
             raise ValidationError({"account": "belongs to another company"})
-        validate_configuration(self.account.provider, "Config", self.config, field="config")
+        validate_configuration(account.provider, "Config", self.config, field="config")

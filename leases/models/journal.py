@@ -70,7 +70,10 @@ class Operation(models.Model):
                 name="operation_resolved_says_when",
             ),
         ]
-        indexes = [models.Index(fields=["run_uuid"], condition=Q(state="pending"), name="operation_pending_of_run")]
+        indexes = [
+            models.Index(fields=["run_uuid"], condition=Q(state="pending"), name="operation_pending_of_run"),
+            models.Index(fields=["-created_at"], name="operation_newest_first"),
+        ]
 
     def __str__(self) -> str:
         return f"creation of {self.name} ({self.state})"

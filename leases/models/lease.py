@@ -98,7 +98,7 @@ class Lease(models.Model):
 
 
 class BridgeActivity(models.Model):
-    """One piece of accepted work between host and sandbox. Open until `ended_at`; past its deadline it holds nothing."""
+    """One piece of accepted work between host and sandbox. Open until it ended; past its deadline it holds nothing."""
 
     class Kind(models.TextChoices):
         EXECUTE = "execute"

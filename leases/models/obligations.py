@@ -153,7 +153,7 @@ class Obligation(models.Model):
 
 
 class Attempt(models.Model):
-    """One claim of an obligation. `announced_*` is the last call that was about to be made; written before it is sent."""
+    """One claim of an obligation. `announced_*` is the last call about to be made, written before it is sent."""
 
     class Outcome(models.TextChoices):
         PROVEN = "proven"
@@ -187,7 +187,10 @@ class Attempt(models.Model):
                 name="attempt_finishes_with_an_outcome",
             ),
         ]
-        indexes = [models.Index(fields=["obligation", "claimed_at"], name="attempt_history")]
+        indexes = [
+            models.Index(fields=["obligation", "claimed_at"], name="attempt_history"),
+            models.Index(fields=["-claimed_at"], name="attempt_newest_first"),
+        ]
 
     def __str__(self) -> str:
         return f"attempt {self.id} ({self.outcome or 'running'})"

@@ -51,7 +51,10 @@ class Receipt(models.Model):
             # A settle that is repeated after an ambiguous commit writes nothing twice.
             models.UniqueConstraint(fields=["attempt_id", "epoch", "evidence"], name="receipt_is_one_per_finding"),
         ]
-        indexes = [models.Index(fields=["lease", "epoch"], name="receipt_of_epoch")]
+        indexes = [
+            models.Index(fields=["lease", "epoch"], name="receipt_of_epoch"),
+            models.Index(fields=["-confirmed_at"], name="receipt_newest_first"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.evidence} (epoch {self.epoch}) of {self.resource_id}"

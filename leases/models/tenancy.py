@@ -55,7 +55,7 @@ class Issue(models.Model):
 
 
 class Run(models.Model):
-    """One execution of a work item. Live runs hold their leases; a terminal status never proves that a sandbox ended."""
+    """One execution of a work item. Live runs hold their leases; a terminal status proves nothing about a sandbox."""
 
     class Status(models.TextChoices):
         QUEUED = "queued"

@@ -34,7 +34,8 @@ def findings(cast: Cast, directory: Path) -> list[Finding]:
     found.append(Finding(f"{unverified} were ended without proof", unverified == 0))
     resources = {part.lease.resource_id for part in cast.parts}
     left = _processes(resources, directory)
-    found.append(Finding(f"{len(left)} processes of a sandbox are left on this machine {left or ''}".rstrip(), not left))
+    what = f"{len(left)} processes of a sandbox are left on this machine"
+    found.append(Finding(f"{what}: {left}" if left else what, not left))
     if cast.containers is not None:
         running = _containers(cast)
         found.append(Finding(f"{running} containers are left at the engine", running == 0))
@@ -66,7 +67,7 @@ def _processes(resources: set[str], directory: Path) -> list[int]:
         except OSError:
             continue  # ended meanwhile, or not ours to look at
         marked = any(value.partition(b"=")[2] in marks for value in environment)
-        if marked or where.startswith(f"{inside}/workshop/") or where.startswith(f"{inside}/flaky/"):
+        if marked or where.startswith((f"{inside}/workshop/", f"{inside}/flaky/")):
             left.append(int(entry.name))
     return left
 
@@ -89,4 +90,4 @@ def _has_files(lease: Lease) -> bool:
     finally:
         provider.stop(lease.resource_id, grace=1, within=bounds.STOP)
         if isinstance(provider.inspect(lease.resource_id, within=bounds.INSPECT), Running):
-            raise RuntimeError("the audit could not stop what it started")
+            raise RuntimeError("the audit could not stop what it started")  # noqa: TRY004 - it is not about a type

@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from kombu import Connection
 
@@ -17,8 +18,10 @@ from paperclip_env.celery import app
 
 _CELERY = [sys.executable, "-m", "celery", "-A", "paperclip_env"]
 _COMMANDS = {
-    "worker": [*_CELERY, "worker", "-P", "threads", "-c", "8"]
-    + ["--without-gossip", "--without-mingle", "--without-heartbeat"],
+    "worker": [
+        *(*_CELERY, "worker", "-P", "threads", "-c", "8"),
+        *("--without-gossip", "--without-mingle", "--without-heartbeat"),
+    ],
     "beat": [*_CELERY, "beat"],
 }
 
@@ -75,12 +78,10 @@ class Machinery:
 def empty_the_broker() -> int:
     """Delete every message, and with Redis everything else that the broker holds too. Returns how many messages."""
     with Connection(app.conf.broker_url) as connection:
-        channel = connection.default_channel
-        queue = app.conf.task_default_queue
-        try:
-            count = int(channel.queue_purge(queue) or 0)
-        except connection.channel_errors:
-            count = 0
+        channel: Any = connection.default_channel
+        count = _waiting(connection)
+        if count:
+            channel.queue_purge(app.conf.task_default_queue)
         client = getattr(channel, "client", None)
         if client is not None and hasattr(client, "flushdb"):
             client.flushdb()
@@ -90,15 +91,19 @@ def empty_the_broker() -> int:
 def waiting_messages() -> int:
     """Return how many hints wait in the broker."""
     with Connection(app.conf.broker_url) as connection:
-        try:
-            return int(connection.default_channel.queue_declare(app.conf.task_default_queue, passive=True).message_count)
-        except connection.channel_errors:
-            return 0
+        return _waiting(connection)
 
 
-def wait_until(what: str, reached: object, *, seconds: float, every: float = 0.2) -> float:
+def _waiting(connection: Connection) -> int:
+    channel: Any = connection.default_channel
+    try:
+        return int(channel.queue_declare(app.conf.task_default_queue, passive=True).message_count)
+    except connection.channel_errors:
+        return 0  # the queue was never declared
+
+
+def wait_until(what: str, reached: Callable[[], bool], *, seconds: float, every: float = 0.2) -> float:
     """Wait until `reached()` is true; returns the seconds it took. Raises `TimeoutError` naming what did not come."""
-    assert callable(reached)
     started = time.monotonic()
     while not reached():
         if time.monotonic() - started > seconds:

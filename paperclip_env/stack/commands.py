@@ -4,10 +4,7 @@ import os
 import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from contextlib import contextmanager, nullcontext
 
 from paperclip_env.stack import foreground
 from paperclip_env.stack.account import server_account
@@ -45,10 +42,9 @@ def run_in_up(command: Sequence[str]) -> int:
 
 @contextmanager
 def _throw_away() -> Iterator[Mapping[str, str]]:
-    with (
-        servers(partial(temporary_state, server_account()), durable=False) as served,
-        TemporaryDirectory(prefix="paperclip-env-static-") as static,
-    ):
+    with temporary_state(server_account()) as state, servers(lambda: nullcontext(state), durable=False) as served:
+        static = state.root / "static"  # whitenoise wants it to be there
+        static.mkdir()
         os.chdir(CHECKOUT)
         yield {
             **os.environ,
@@ -56,7 +52,7 @@ def _throw_away() -> Iterator[Mapping[str, str]]:
             "DJANGO_SETTINGS_MODULE": "paperclip_env.settings",
             "SECRET_KEY": secrets.token_urlsafe(48),
             "PLAIN_HTTP": "1",
-            "STATIC_ROOT": str(Path(static)),
+            "STATIC_ROOT": str(static),
         }
 
 

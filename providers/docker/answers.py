@@ -31,7 +31,7 @@ def _entry(item: object) -> Resource:
     return Resource(_identifier(entry), own, _marks(entry.get("Labels")))
 
 
-def sighting(answer: object, resource_id: str) -> Sighting:  # noqa: PLR0911 -- a table, read from the top
+def sighting(answer: object, resource_id: str) -> Sighting:
     """Read an answer of `GET /containers/{id}/json` about this container.
 
     - A paused container is `Stopped`, but only `SUSPENDED`: its processes are frozen and go on after an unpause.

@@ -147,6 +147,6 @@ class Engine:
                     self._context = tls_context(endpoint.tls_ca, (endpoint.tls_cert, endpoint.tls_key))
                 except OSError as error:
                     raise ProviderError(
-                        ErrorKind.AUTHORISATION, f"cannot read the TLS files of this account: {error.strerror or error}"
+                        ErrorKind.NOT_READY, f"cannot read the TLS files of this account: {error.strerror or error}"
                     ) from None
             return self._context

@@ -182,8 +182,9 @@ def test_neither_a_call_that_began_nor_one_that_answered_on_the_way_resets_it(re
 
 
 def test_behind_an_open_circuit_nothing_is_claimed_and_no_attempt_burnt(rehearsal: Rehearsal) -> None:
+    untried = acquired(rehearsal)
     made = _broken(rehearsal)
-    untried = released(rehearsal)
+    leases.release(untried.pk)
     for lease in made:
         falls_due(owed(lease))
     calls = len(rehearsal.world.calls)
@@ -194,8 +195,9 @@ def test_behind_an_open_circuit_nothing_is_claimed_and_no_attempt_burnt(rehearsa
 
 
 def test_a_probe_that_succeeds_opens_the_way_for_what_is_due(rehearsal: Rehearsal) -> None:
+    untried = acquired(rehearsal)
     made = _broken(rehearsal)
-    untried = released(rehearsal)
+    leases.release(untried.pk)
     (probe,) = _probes(rehearsal)
     del rehearsal.world.hooks["identify"]
     falls_due(probe)

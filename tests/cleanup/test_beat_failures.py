@@ -17,7 +17,7 @@ from django.conf import settings
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 
 from cleanup import leadership, listening
-from leases.models import ProviderAccount
+from leases.models import Obligation, ProviderAccount
 from tests import factories
 from tests.beats import (
     Beat,
@@ -225,8 +225,9 @@ def test_a_connection_that_the_broker_dropped_costs_no_hint(beat: Start, hints: 
 def test_a_broker_that_hangs_delays_it_by_seconds_and_not_for_ever(beat: Start, hints: Queue, broker: Relay) -> None:
     started = beat(CELERY_BROKER_URL=_broker_through(broker)).leads()
     first, second = factories.account(), factories.account()
-    owed(first)
+    row = owed(first)
     assert hints.hint() == first.pk
+    Obligation.objects.filter(pk=row.pk).update(due_at=at(3600))
     broker.hang()
     owed(second)
     started.waits_for("The broker does not take messages", bound=20)

@@ -144,7 +144,8 @@ def test_nothing_is_heard_when(case: str, heard: Callable[[], list[str]]) -> Non
 
 def test_the_end_of_work_in_a_sandbox_is_heard(heard: Callable[[], list[str]]) -> None:
     row, _ = _given({})
-    work = BridgeActivity.objects.create(company_id=row.company_id, lease_id=row.lease_id, deadline=at(600))
+    assert row.lease is not None
+    work = BridgeActivity.objects.create(company_id=row.company_id, lease=row.lease, deadline=at(600))
     heard()
     work.ended_at, work.outcome = at(0), BridgeActivity.Outcome.COMPLETED
     work.save()

@@ -326,7 +326,7 @@ def test_a_renewal_skips_a_row_that_is_being_written(rehearsal) -> None:
 
 
 def test_a_wake_is_never_lost_between_racing_writers(rehearsal) -> None:
-    """Three connections wake one row while attempts at it are settled again and again: none of the wakes goes unseen."""
+    """Three connections wake one row while attempts at it are settled again and again: no wake goes unseen."""
     lease = _released(rehearsal)
     row = _owed(lease)
     seen = []

@@ -102,7 +102,9 @@ def test_a_worker_heals_when_its_database_sessions_are_terminated(start: Start, 
     assert "Traceback" not in worker.told()
 
 
-def test_a_killed_worker_leaves_its_row_protected_and_the_next_one_pays(start: Start, deaf: socket.socket, tmp_path: Path) -> None:
+def test_a_killed_worker_leaves_its_row_protected_and_the_next_one_pays(
+    start: Start, deaf: socket.socket, tmp_path: Path
+) -> None:
     """S-188, K-25: no detector; the row falls due again, and nobody acts on it before."""
     row = _at_a_deaf_engine(deaf)
     worker = start().is_ready()

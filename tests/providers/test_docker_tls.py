@@ -165,7 +165,7 @@ def test_a_missing_file_is_named_as_what_it_is(authority: Authority, tmp_path: P
     provider = provider_at(1, authority, (str(tmp_path / "none.pem"), str(tmp_path / "none.key")))
     with pytest.raises(ProviderError) as caught:
         provider.identify(within=WITHIN)
-    assert caught.value.kind is ErrorKind.AUTHORISATION
+    assert caught.value.kind is ErrorKind.NOT_READY
 
 
 @pytest.mark.parametrize("greeting", [b"", b"\x16"], ids=["silent", "one byte a second"])

@@ -19,7 +19,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *_: Any, **options: Any) -> None:
         owed = report.owed()
         if options["json"]:
             self.stdout.write(json.dumps(owed.as_json(), cls=DjangoJSONEncoder, indent=2))

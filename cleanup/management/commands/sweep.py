@@ -33,7 +33,7 @@ class Command(BaseCommand):
         parser.add_argument("--limit", type=int, help="work on at most so many")
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *_: Any, **options: Any) -> None:
         selection = self._selection(options)
         due = self._due(selection, options["provider"])
         found = due.count()
@@ -59,7 +59,7 @@ class Command(BaseCommand):
                 left = None if options["limit"] is None else options["limit"] - total.claimed
                 if stop.is_set() or left == 0:
                     break
-                engine = Engine(stopping=stop.is_set, on_finished=lambda _: bar.update())
+                engine = Engine(stopping=stop.is_set, on_finished=lambda _: _advance(bar))
                 total.add(engine.sweep(account_id, seconds=float("inf"), selection=selection, limit=left))
         finally:
             bar.close()
@@ -71,8 +71,8 @@ class Command(BaseCommand):
         for kind in options["kind"]:
             if kind not in Obligation.Kind.values:
                 raise CommandError(f"--kind: {kind!r} is none of {', '.join(Obligation.Kind.values)}")
-        if options["provider"] and options["provider"] not in registry:
-            raise CommandError(f"--provider: {options['provider']!r} is none of {', '.join(registry.keys())}")
+        if options["provider"] and options["provider"] not in registry.known():
+            raise CommandError(f"--provider: {options['provider']!r} is none of {', '.join(registry.known())}")
         if options["company"] and not Company.objects.filter(pk=options["company"]).exists():
             raise CommandError(f"--company: there is no company {options['company']}")
         if options["lease"] and not Lease.objects.filter(pk=options["lease"]).exists():
@@ -125,6 +125,10 @@ class Command(BaseCommand):
 
 _UNPAID = frozenset({"failed", "busy", "quieted", "not_seen", "handed_back", "unwritten"})
 """Outcomes after which something that was due is still owed."""
+
+
+def _advance(bar: tqdm[Any]) -> None:
+    bar.update()
 
 
 def _uuid(text: str) -> UUID:
