@@ -29,3 +29,14 @@ if _missing := _prepare():
     # Not pytest.exit: the folders' own conftest files import models, and pytest would show a traceback for either.
     sys.stderr.write(f"ERROR: {_missing}\n")
     raise SystemExit(pytest.ExitCode.USAGE_ERROR)
+
+
+def pytest_configure() -> None:
+    """Give the settings the same broker.
+
+    pytest-django has read them before this file where DJANGO_SETTINGS_MODULE was in the environment already, as it is
+    in every parallel process.
+    """
+    from django.conf import settings
+
+    settings.CELERY_BROKER_URL = os.environ["CELERY_BROKER_URL"]

@@ -94,7 +94,8 @@ SELECT concurrency_limit,
    FOR NO KEY UPDATE
 """
 
-# What a person asked for goes first, then what is due longest. Of a blocked account only the probe is claimed.
+# What a person asked for goes first, then what is due longest. Behind an open circuit only the probe is claimed; the
+# provider's own Retry-After holds that too, since a probe is a call like any other.
 _CLAIM = """
 WITH room AS (
     SELECT greatest(0, least(%(want)s, %(limit)s - count(*))) AS n
@@ -104,7 +105,7 @@ WITH room AS (
     SELECT id, attempt_id AS previous
       FROM leases_obligation
      WHERE account_id = %(account)s AND due_at <= now()
-       AND (kind = 'probe_account' OR NOT %(shut)s)
+       AND NOT %(blocked)s AND (kind = 'probe_account' OR NOT %(broken)s)
        AND (%(kinds)s::text[] IS NULL OR kind = ANY(%(kinds)s))
        AND (%(company)s::uuid IS NULL OR company_id = %(company)s)
        AND (%(lease)s::uuid IS NULL OR lease_id = %(lease)s)
@@ -162,7 +163,8 @@ def claim(
                 "account": account_id,
                 "want": len(ids),
                 "limit": limit,
-                "shut": broken or blocked,
+                "blocked": blocked,
+                "broken": broken,
                 "kinds": list(selection.kinds) or None,
                 "company": selection.company_id,
                 "lease": selection.lease_id,

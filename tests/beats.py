@@ -20,7 +20,6 @@ from urllib.parse import quote, urlsplit
 from uuid import UUID
 
 import redis
-from django.conf import settings
 from django.db import connection
 
 from cleanup import leadership, listening
@@ -50,12 +49,20 @@ def database_url(**changes: str) -> str:
     return url._replace(**changes).geturl()
 
 
+def broker_url() -> str:
+    """Return the address of the test process's own broker database.
+
+    From the environment, as `conftest.py` set it: the settings may have been read before that.
+    """
+    return os.environ["CELERY_BROKER_URL"]
+
+
 class Queue:
     """The messages in one queue of the test's broker."""
 
     def __init__(self, name: str = "paperclip") -> None:
         self.name = name
-        self._broker = redis.Redis.from_url(settings.CELERY_BROKER_URL, socket_timeout=None)
+        self._broker = redis.Redis.from_url(broker_url(), socket_timeout=None)
         self._broker.delete(name)
 
     def take(self, bound: float = BOUND) -> dict[str, Any] | None:
@@ -99,7 +106,7 @@ class Beat:
                 env={
                     **os.environ,
                     "DATABASE_URL": database_url(),
-                    "CELERY_BROKER_URL": settings.CELERY_BROKER_URL,
+                    "CELERY_BROKER_URL": broker_url(),
                     **environment,
                 },
                 stdout=output,

@@ -1,31 +1,23 @@
-"""Fixtures of the whole suite."""
+"""Fixtures of the whole suite. Read before Django is set up, so models are imported inside."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from leases.models import Company, Environment, ProviderAccount, Run
 from providers import registry
-from tests import factories
-from tests.rehearsal import WORLDS, World, new_world
+
+if TYPE_CHECKING:
+    from tests.stage import Rehearsal
 
 registry._BUILT_IN["rehearsal"] = "tests.rehearsal:RehearsalProvider"
 
 
-class Rehearsal:
-    """A company with an account at a rehearsal provider, an environment and a run."""
-
-    def __init__(self, **environment: object) -> None:
-        key = new_world()
-        self.world: World = WORLDS[key]
-        self.company: Company = factories.company()
-        self.account: ProviderAccount = factories.account(
-            self.company, provider="rehearsal", endpoint={"world": key}, attested_identity=""
-        )
-        self.environment: Environment = factories.environment(self.account, **environment)
-        self.run: Run = factories.run(self.company)
-
-
 @pytest.fixture
 def rehearsal(transactional_db: None) -> Rehearsal:
+    from tests.stage import Rehearsal
+
     return Rehearsal()
+
+

@@ -17,7 +17,6 @@ from providers import registry
 from providers.contract import ACCOUNT_KINDS, ErrorKind, ProviderError
 from tests import factories
 from tests.concurrency import Background, Gate, together
-from tests.conftest import Rehearsal
 from tests.scenarios.steps import (
     acquired,
     attempts,
@@ -35,10 +34,11 @@ from tests.scenarios.steps import (
     stop,
     sweep,
 )
+from tests.stage import Rehearsal
 
 Circuit = ProviderAccount.Circuit
 OPENS_CIRCUIT = sorted(ACCOUNT_KINDS - {ErrorKind.RATE_LIMITED})
-ABOUT_THE_SANDBOX = sorted(set(ErrorKind) - ACCOUNT_KINDS - {ErrorKind.BUSY})
+ABOUT_THE_SANDBOX = sorted(set(ErrorKind) - ACCOUNT_KINDS - {ErrorKind.BUSY, ErrorKind.NOT_READY})
 
 
 def _account(rehearsal: Rehearsal) -> ProviderAccount:
@@ -359,6 +359,19 @@ def test_a_lease_of_the_old_account_is_not_settled_by_the_new_one_though_both_an
     assert Receipt.objects.filter(lease=lease).count() == 0
 
 
+def test_an_account_that_attests_nothing_proves_no_absence(rehearsal: Rehearsal) -> None:
+    """Nothing equals nothing, and is no identity: an acquire that is refused, or a teardown without proof, is right."""
+    rehearsal.world.identity = ""
+    try:
+        lease = released(rehearsal)
+    except leases.errors.AcquireRefused:
+        assert rehearsal.world.count("create") == 0
+        return
+    rehearsal.world.boxes.clear()
+    sweep(rehearsal)
+    assert evidence(lease) == []
+
+
 def test_an_acquire_is_refused_when_another_account_answers(rehearsal: Rehearsal) -> None:
     acquired(rehearsal)
     _another_answers(rehearsal)
@@ -464,6 +477,18 @@ def test_a_worker_that_is_not_ready_gives_back_uncounted_and_leaves_the_account_
     assert 55 < engine._UNREADY[rehearsal.account.pk] - time.monotonic() <= 60
     engine._UNREADY[rehearsal.account.pk] = time.monotonic() - 1
     assert Engine().sweep(rehearsal.account.pk).outcomes == {"proven": 2}
+
+
+@pytest.mark.parametrize("call", ["identify", "inspect", "stop", "delete"])
+def test_a_call_that_this_process_cannot_make_is_no_failure_of_the_row(rehearsal: Rehearsal, call: str) -> None:
+    """Design 5 and 7: nothing was sent, another worker may do it, and no attempt is consumed."""
+    lease = released(rehearsal, "reuse_by_environment" if call == "stop" else "ephemeral")
+    rehearsal.world.hooks[call] = fails(ErrorKind.NOT_READY)
+    assert Engine().sweep(rehearsal.account.pk).outcomes == {"handed_back": 1}
+    row = owed(lease)
+    assert (row.failures, row.attempt_id) == (0, None)
+    assert is_due(row)
+    assert Engine().sweep(rehearsal.account.pk).claimed == 0
 
 
 def test_not_being_ready_for_one_account_says_nothing_about_another(

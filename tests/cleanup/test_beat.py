@@ -9,11 +9,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from celery import current_app
 from django.db import connection
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 from pytest_django.plugin import DjangoDbBlocker
 
 from cleanup import listening
+from cleanup.beat import Entry
 from leases.models import Obligation, ProviderAccount
 from leases.waking import wake
 from tests import factories
@@ -113,7 +115,7 @@ def test_an_account_that_opens_is_hinted_at_once(
 
 def test_a_full_account_is_hinted_when_its_limit_is_raised(leader: Beat, hints: Queue) -> None:
     account = factories.account(concurrency_limit=1)
-    claimed(owed(account, -5))
+    claimed(owed(account, 3600))
     owed(account, -5)
     assert hints.is_silent(0.3)
     ProviderAccount.objects.filter(pk=account.pk).update(concurrency_limit=2)
@@ -217,6 +219,19 @@ def test_an_edit_wakes_it(leader: Beat, hints: Queue, ticks: Queue, how: str) ->
         eventually(lambda: ticks.is_silent(1.5), "it has stopped")
     else:
         assert ticks.take(5) is not None
+
+
+def test_saving_that_a_task_ran_undoes_no_edit_and_brings_nothing_back(transactional_db: None) -> None:
+    task = _every(3600, enabled=False)
+    read = Entry(PeriodicTask.objects.get(pk=task.pk), app=current_app)
+    PeriodicTask.objects.update(description="edited meanwhile", enabled=True)
+    next(read).save()
+    task.refresh_from_db()
+    assert (task.description, task.enabled, task.total_run_count) == ("edited meanwhile", True, 1)
+    assert task.last_run_at is not None
+    PeriodicTask.objects.all().delete()
+    next(read).save()
+    assert not PeriodicTask.objects.exists()
 
 
 def test_a_periodic_task_that_cannot_be_understood_costs_the_others_nothing(

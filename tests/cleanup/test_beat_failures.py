@@ -13,7 +13,6 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from django.conf import settings
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 
 from cleanup import leadership, listening
@@ -24,6 +23,7 @@ from tests.beats import (
     Queue,
     beat_sessions,
     beats,
+    broker_url,
     database_url,
     eventually,
     leader_session,
@@ -181,13 +181,13 @@ def ticks(transactional_db: None) -> Iterator[Queue]:
 
 @pytest.fixture
 def broker() -> Iterator[Relay]:
-    target = urlsplit(settings.CELERY_BROKER_URL)
+    target = urlsplit(broker_url())
     with Relay((target.hostname or "127.0.0.1", target.port or 6379)) as relay:
         yield relay
 
 
 def _broker_through(relay: Relay) -> str:
-    url = urlsplit(settings.CELERY_BROKER_URL)
+    url = urlsplit(broker_url())
     login, _, _ = url.netloc.rpartition("@")
     return url._replace(netloc=f"{login}@127.0.0.1:{relay.port}").geturl()
 

@@ -17,7 +17,6 @@ from leases.models import Attempt, Lease, Obligation, Operation
 from providers.contract import ErrorKind
 from tests import factories
 from tests.concurrency import elsewhere
-from tests.conftest import Rehearsal
 from tests.scenarios.steps import (
     acquired,
     attempts,
@@ -32,6 +31,7 @@ from tests.scenarios.steps import (
     state,
     sweep,
 )
+from tests.stage import Rehearsal
 
 
 def _run(command: str, *arguments: str) -> tuple[int, str]:

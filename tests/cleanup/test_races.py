@@ -18,7 +18,7 @@ from leases.waking import wake
 from providers.contract import ErrorKind, ProviderError
 from tests import factories
 from tests.concurrency import Background, Gate, elsewhere, lost_commit_reply, together
-from tests.conftest import Rehearsal
+from tests.stage import Rehearsal
 
 
 def _released(rehearsal: Rehearsal) -> Lease:

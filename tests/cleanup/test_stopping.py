@@ -12,8 +12,8 @@ from leases.models import Lease, Obligation
 from providers.contract import ErrorKind
 from tests import factories
 from tests.concurrency import Background, Gate
-from tests.conftest import Rehearsal
 from tests.scenarios.steps import attempts, due_in, evidence, fails, falls_due, is_due, owed, released, state, sweep
+from tests.stage import Rehearsal
 
 
 def _is_unharmed(lease: Lease) -> None:

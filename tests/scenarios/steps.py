@@ -13,7 +13,7 @@ from leases.models import ActivityEntry, Attempt, Environment, Lease, Obligation
 from leases.models.environments import Policy
 from providers.contract import ErrorKind, ProviderError
 from tests import factories
-from tests.conftest import Rehearsal
+from tests.stage import Rehearsal
 
 
 def acquired(rehearsal: Rehearsal, policy: str = Policy.EPHEMERAL, *, ad_hoc: bool = False) -> Lease:

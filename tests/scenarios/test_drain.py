@@ -19,7 +19,6 @@ from leases.waking import wake
 from providers.contract import ErrorKind
 from tests import factories
 from tests.concurrency import Background, Gate, together
-from tests.conftest import Rehearsal
 from tests.scenarios.steps import (
     acquired,
     attempts,
@@ -36,6 +35,7 @@ from tests.scenarios.steps import (
     stop,
     sweep,
 )
+from tests.stage import Rehearsal
 
 # Waiting for work in flight
 
