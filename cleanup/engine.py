@@ -186,6 +186,7 @@ class Engine:
         finally:
             self.slots.give_back(want - len(claimed))
         self.tally.claimed += len(claimed)
+        proven = self.tally.outcomes.get(Attempt.Outcome.PROVEN, 0)
         for claim in claimed:
             self.keeper.keep(claim)
             if self.on_claimed:
@@ -193,7 +194,8 @@ class Engine:
             task = _Task(claim, HANDLERS[claim.kind](claim, self._context))
             self._tasks.add(task)
             self._step(task, lambda task=task: next(task.steps))  # type: ignore[misc]
-        return len(claimed) == want
+        # A row settled on the spot may have brought forth another (a recovery owes the teardown of what it found).
+        return len(claimed) == want or self.tally.outcomes.get(Attempt.Outcome.PROVEN, 0) > proven
 
     # Calls and answers
 

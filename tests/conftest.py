@@ -19,5 +19,3 @@ def rehearsal(transactional_db: None) -> Rehearsal:
     from tests.stage import Rehearsal
 
     return Rehearsal()
-
-

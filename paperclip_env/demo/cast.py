@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,9 +12,12 @@ from typing import Any
 from django.db import connection
 
 import leases
+from leases import bounds
+from leases.calling import open_recorded
 from leases.errors import LeaseError
 from leases.models import Company, Environment, Issue, Lease, ProviderAccount, Run
 from paperclip_env.demo.engines import Engine
+from providers.contract import ProviderError
 
 _DAEMON = "(setsid sh -c 'trap \"\" HUP TERM; while :; do sleep 1; done' >/dev/null 2>&1 &) ; echo started"
 _WORK = "for i in 1 2 3 4 5; do echo line $i; done > work.txt && wc -l < work.txt"
@@ -80,6 +84,14 @@ class Cast:
                 self._works(self._part(f"is a container ({number})", boxes))
             self._daemonises(self._part("is a container with a daemonised child", boxes))
         say(f"{len(self.parts)} leases are active, with real work in their sandboxes.")
+
+    def tidy(self) -> None:
+        """Destroy whatever sandbox is left: a demo that was interrupted leaves nothing running either."""
+        for lease in Lease.objects.filter(company=self.company, account__provider="local"):
+            try:
+                open_recorded(lease).delete(lease.resource_id, within=bounds.DELETE)
+            except ProviderError as error:
+                sys.stderr.write(f"sandbox {lease.resource_id} could not be destroyed: {error}\n")
 
     def part(self, title: str) -> Part:
         return next(part for part in self.parts if part.title.startswith(title))

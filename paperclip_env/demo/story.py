@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from leases.errors import LeaseError
 from leases.models import Lease, Obligation, ProviderAccount, Run
 from paperclip_env.demo.audit import findings
 from paperclip_env.demo.cast import Cast
@@ -31,8 +32,11 @@ def main() -> int:
         engine = stack.enter_context(container_engine(directory))
         machinery = stack.enter_context(Machinery(directory))
         try:
-            return _play(directory, engine, machinery)
-        except (TimeoutError, RuntimeError) as error:
+            return _play(directory, engine, machinery, stack)
+        except KeyboardInterrupt:
+            _say("Interrupted; everything is being cleaned up.")
+            return 130
+        except (TimeoutError, RuntimeError, LeaseError) as error:
             _say(f"The demo failed: {error}")
             for name in ("worker", "beat"):
                 if (directory / f"{name}.log").exists():
@@ -40,12 +44,13 @@ def main() -> int:
             return 1
 
 
-def _play(directory: Path, engine: Engine | str, machinery: Machinery) -> int:
+def _play(directory: Path, engine: Engine | str, machinery: Machinery, stack: ExitStack) -> int:
     if isinstance(engine, str):
         _say(f"No container engine here ({engine}); the sandboxes are processes.")
     machinery.start("beat")
     machinery.start("worker")
     cast = Cast(directory, engine if isinstance(engine, Engine) else None)
+    stack.callback(cast.tidy)
     cast.enter(_say)
 
     refuser = cast.part("refuses to stop")

@@ -1162,6 +1162,7 @@ def test_the_check_at_commit_waits_for_whoever_holds_the_lease() -> None:
         elsewhere(settle_without_the_lease)
 
 
+# BUG, failing: an UPDATE of lease_id fires no check at commit for the lease that it left.
 @pytest.mark.django_db
 def test_an_open_teardown_cannot_be_moved_to_another_lease() -> None:
     """Design 4: pending clean-up *exactly* while a teardown is open. Moved away, nobody would own the first lease."""
@@ -1172,6 +1173,7 @@ def test_an_open_teardown_cannot_be_moved_to_another_lease() -> None:
         execute([change(owed, lease_id=other.pk), change(other, state="pending_cleanup", released_at=NOW)])
 
 
+# BUG, failing: likewise for operation_id.
 @pytest.mark.django_db
 def test_an_open_recovery_cannot_be_moved_to_another_operation() -> None:
     """The same for creations: the first would be pending with nobody to find it."""

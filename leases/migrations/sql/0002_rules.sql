@@ -148,6 +148,21 @@ CREATE TRIGGER operation_is_monotone BEFORE UPDATE ON leases_operation
     FOR EACH ROW EXECUTE FUNCTION leases_operation_is_monotone();
 ALTER TABLE leases_operation ENABLE ALWAYS TRIGGER operation_is_monotone;
 
+CREATE FUNCTION leases_obligation_is_bound() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'the subject of obligation % cannot change', OLD.id
+        USING ERRCODE = 'check_violation', CONSTRAINT = 'obligation_bindings_are_final';
+END $$;
+CREATE TRIGGER obligation_is_bound BEFORE UPDATE ON leases_obligation
+    FOR EACH ROW WHEN (
+        (OLD.kind, OLD.company_id, OLD.account_id) IS DISTINCT FROM (NEW.kind, NEW.company_id, NEW.account_id)
+        OR OLD.lease_id IS DISTINCT FROM NEW.lease_id
+        OR OLD.operation_id IS DISTINCT FROM NEW.operation_id
+        OR OLD.probed_account_id IS DISTINCT FROM NEW.probed_account_id
+    )
+    EXECUTE FUNCTION leases_obligation_is_bound();
+ALTER TABLE leases_obligation ENABLE ALWAYS TRIGGER obligation_is_bound;
+
 -- 7. What must be true at commit. The check locks the lease (the operation), so that two transactions that each see half
 --    of a change cannot both pass; our own code holds that lock already.
 CREATE FUNCTION leases_assert_lease(p_lease uuid) RETURNS void LANGUAGE plpgsql AS $$
