@@ -226,7 +226,7 @@ def fenced(claim: Claim) -> Obligation | None:
     The caller is in a transaction and has locked what comes before it (lease, operation, account).
     """
     row = (
-        Obligation.objects.select_for_update()
+        Obligation.objects.select_for_update(no_key=True)
         .filter(pk=claim.obligation_id, attempt_id=claim.attempt_id, closed_at__isnull=True)
         .first()
     )
@@ -339,12 +339,16 @@ def escalate_overdue(account_id: UUID) -> None:
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(
             """
-            UPDATE leases_obligation o SET escalated_at = now()
-             WHERE o.account_id = %(account)s AND o.closed_at IS NULL AND o.due_at IS NOT NULL
-               AND o.escalated_at IS NULL AND o.owed_since <= now() - %(after)s
-               AND (o.kind = 'probe_account'
-                    OR EXISTS (SELECT 1 FROM leases_provideraccount a
-                                WHERE a.id = o.account_id AND a.circuit = 'closed'))
+            WITH overdue AS (
+                SELECT o.id FROM leases_obligation o
+                 WHERE o.account_id = %(account)s AND o.due_at IS NOT NULL
+                   AND o.escalated_at IS NULL AND o.owed_since <= now() - %(after)s
+                   AND (o.kind = 'probe_account'
+                        OR EXISTS (SELECT 1 FROM leases_provideraccount a
+                                    WHERE a.id = o.account_id AND a.circuit = 'closed'))
+                   FOR NO KEY UPDATE SKIP LOCKED  -- whoever has it locked settles it, which escalates too
+            )
+            UPDATE leases_obligation o SET escalated_at = now() FROM overdue WHERE o.id = overdue.id
             RETURNING o.id
             """,
             {"account": account_id, "after": _interval(ESCALATE_AFTER)},

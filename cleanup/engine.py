@@ -73,6 +73,10 @@ class Tally:
             self.outcomes[outcome] = self.outcomes.get(outcome, 0) + number
 
 
+_ANSWERS = frozenset({ErrorKind.NAME_TAKEN, ErrorKind.NOT_FOUND, ErrorKind.INVALID, ErrorKind.REFUSED})
+"""Failures that only an account that works can answer with. A timeout or nonsense neither opens a circuit nor resets."""
+
+
 class Slots:
     """How many calls this process may have in flight, over all accounts and threads."""
 
@@ -240,7 +244,9 @@ class Engine:
                 self._unready_for(task.claim.account_id, error)
                 self._finish(task, work.HandBack())
             else:
-                self._finish(task, work.Failed(error.kind, error.excerpt, error.retry_after))
+                unanswered = error.kind == ErrorKind.TIMEOUT and task.call is not None and task.call.name == "identify"
+                about = unanswered or is_about_the_account(error.kind)
+                self._finish(task, work.Failed(error.kind, error.excerpt, error.retry_after, about))
         except (ProviderUnavailable, SecretUnavailable) as error:
             self._unready_for(task.claim.account_id, error)
             self._finish(task, work.HandBack())
@@ -361,9 +367,9 @@ class Engine:
             excerpt=error.excerpt,
         )
         if held and not is_probe:
-            if is_about_the_account(failure.kind):
+            if failure.about_account or is_about_the_account(failure.kind):
                 accounts.failed(claim, failure.kind)
-            else:
+            elif failure.kind in _ANSWERS:
                 accounts.answered(claim)
         return kinds.FAILED
 

@@ -74,7 +74,7 @@ def announce(claim: Claim, call: str, still_due: Callable[[Standing], bool], *, 
 
 
 def _read(claim: Claim) -> tuple[Lease, Obligation, Standing] | None:
-    lease = Lease.objects.select_for_update().get(pk=claim.lease)
+    lease = Lease.objects.select_for_update(no_key=True).get(pk=claim.lease)
     row = fenced(claim)
     if row is None:
         return None
@@ -106,7 +106,7 @@ def settle_with(claim: Claim, evidence: Evidence, *, epoch: int, ended: Ended = 
     Safe to repeat after a COMMIT whose reply was lost: the receipt is one per attempt and finding, the row closes once.
     """
     with transaction.atomic():
-        lease = Lease.objects.select_for_update().get(pk=claim.lease)
+        lease = Lease.objects.select_for_update(no_key=True).get(pk=claim.lease)
         receipt, _ = Receipt.objects.get_or_create(
             attempt_id=claim.attempt_id,
             epoch=epoch,
@@ -127,7 +127,7 @@ def settle_with(claim: Claim, evidence: Evidence, *, epoch: int, ended: Ended = 
 def settle_by_receipt(claim: Claim, receipt: Receipt) -> bool:
     """Settle with a receipt that another attempt learned. Returns whether this attempt still held the row."""
     with transaction.atomic():
-        lease = Lease.objects.select_for_update().get(pk=claim.lease)
+        lease = Lease.objects.select_for_update(no_key=True).get(pk=claim.lease)
         return _settle(claim, lease, receipt)
 
 
@@ -137,7 +137,7 @@ def sighted_running(claim: Claim, epoch: int) -> None:
     The stop that proves its end must come after that, so no receipt of the old epoch settles this teardown (design 4).
     """
     with transaction.atomic():
-        lease = Lease.objects.select_for_update().get(pk=claim.lease)
+        lease = Lease.objects.select_for_update(no_key=True).get(pk=claim.lease)
         if lease.epoch == epoch and lease.receipts.filter(epoch=epoch).exists():
             lease.epoch = epoch + 1
             lease.save(update_fields=["epoch"])

@@ -32,7 +32,8 @@ ORDER BY kind, quiet
 
 _ACCOUNTS = """
 SELECT a.id, a.name, a.provider, a.circuit, a.blocked_until, count(o.id)
-  FROM leases_provideraccount a JOIN leases_obligation o ON o.account_id = a.id AND o.closed_at IS NULL
+  FROM leases_provideraccount a
+  JOIN leases_obligation o ON o.account_id = a.id AND o.closed_at IS NULL AND o.kind <> 'probe_account'
  WHERE a.circuit = 'open' OR a.blocked_until > now()
  GROUP BY a.id ORDER BY a.name
 """

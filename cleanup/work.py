@@ -64,6 +64,8 @@ class Failed:
     kind: ErrorKind
     excerpt: str = ""
     retry_after: float | None = None
+    about_account: bool = False
+    """It moves the account's circuit: an error of those kinds, or a call about the account that was not answered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ def _live_run(run_id: UUID | None, company_id: UUID) -> Run | None:
     """Lock and return the run (first in the lock order), or None for an ad-hoc lease or a missing run."""
     if run_id is None:
         return None
-    return Run.objects.select_for_update().filter(pk=run_id, company_id=company_id).first()
+    return Run.objects.select_for_update(no_key=True).filter(pk=run_id, company_id=company_id).first()
 
 
 def _authority_problem(operation: Operation, run_id: UUID | None, run: Run | None) -> str:
@@ -178,7 +178,7 @@ def _authority_problem(operation: Operation, run_id: UUID | None, run: Run | Non
 def _not_created(operation: Operation, error: ProviderError) -> AcquireFailed | AcquireUncertain:
     """Decide what a failed create leaves owed. Only the contract's own proof resolves the operation."""
     with transaction.atomic():
-        locked = Operation.objects.select_for_update().get(pk=operation.pk)
+        locked = Operation.objects.select_for_update(no_key=True).get(pk=operation.pk)
         if error.nothing_allocated and locked.state == Operation.State.PENDING:
             transitions.refuse_operation(locked)
             audit.record("operation.refused", locked, company_id=locked.company_id, kind=error.kind.value)
@@ -199,7 +199,7 @@ def _attach(operation: Operation, created: Created, actor: str) -> Lease:
     resource_id = created.resource.resource_id
     with transaction.atomic():
         run = _live_run(operation.run_uuid, operation.company_id)
-        locked = Operation.objects.select_for_update().get(pk=operation.pk)
+        locked = Operation.objects.select_for_update(no_key=True).get(pk=operation.pk)
         if locked.lease_id is not None or locked.state != Operation.State.PENDING:
             problem = "its recovery took it over first"
         else:

@@ -74,7 +74,7 @@ def stop(*, company_id: UUID, run_id: UUID | None = None, lease_id: UUID | None 
     reached = 0
     with transaction.atomic():
         if run_id is not None:
-            if not Run.objects.select_for_update().filter(pk=run_id, company_id=company_id).exists():
+            if not Run.objects.select_for_update(no_key=True).filter(pk=run_id, company_id=company_id).exists():
                 raise NotFound(f"no run {run_id} in this company")
             ids = list(
                 Lease.objects.filter(run_id=run_id, state__in=[Lease.State.ACTIVE, Lease.State.PENDING_CLEANUP])
@@ -106,7 +106,7 @@ def _stop_lease(lease: Lease, actor: str) -> int:
 
 def _cancel_starts(run_id: UUID, company_id: UUID, actor: str) -> int:
     """Cancel creations in progress. Their recovery is woken: it looks now, and owns what it finds at once."""
-    starts = Operation.objects.select_for_update().filter(
+    starts = Operation.objects.select_for_update(no_key=True).filter(
         run_uuid=run_id, company_id=company_id, state=Operation.State.PENDING, cancelled_at__isnull=True
     )
     count = 0
@@ -122,7 +122,7 @@ def _cancel_starts(run_id: UUID, company_id: UUID, actor: str) -> int:
 
 
 def _locked(lease_id: UUID, company_id: UUID | None) -> Lease:
-    leases = Lease.objects.select_for_update().filter(pk=lease_id)
+    leases = Lease.objects.select_for_update(no_key=True).filter(pk=lease_id)
     if company_id is not None:
         leases = leases.filter(company_id=company_id)
     lease = leases.first()

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import F
 
 from leases import audit
 from leases.errors import LeaseError, NotFound
@@ -40,9 +41,14 @@ def retry_obligations(ids: Iterable[int], *, actor: str, reason: str) -> int:
         raise LeaseError("a retry needs a reason", code="invalid")
     count = 0
     with transaction.atomic():
-        for obligation in Obligation.objects.filter(pk__in=list(ids), closed_at__isnull=True).order_by("pk"):
+        # In the order in which a Stop comes to them (leases by id, then operations by id), so that the two cannot
+        # deadlock; the probes, which no Stop touches, last and in an order of their own.
+        owed = Obligation.objects.filter(pk__in=list(ids), closed_at__isnull=True).select_related("account")
+        accounts = set()
+        for obligation in owed.order_by(F("lease_id").asc(nulls_last=True), "operation_id", "pk"):
             wake(obligation.pk, explicit=True)
-            _wake_probe(obligation)
+            if obligation.account.circuit == ProviderAccount.Circuit.OPEN:
+                accounts.add(obligation.account_id)
             audit.record(
                 "obligation.retry_requested",
                 obligation,
@@ -53,12 +59,14 @@ def retry_obligations(ids: Iterable[int], *, actor: str, reason: str) -> int:
                 lease=str(obligation.lease_id) if obligation.lease_id else None,
             )
             count += 1
+        _wake_probes(accounts)
     return count
 
 
-def _wake_probe(obligation: Obligation) -> None:
-    if obligation.account.circuit == ProviderAccount.Circuit.OPEN:
-        for probe in Obligation.objects.filter(
-            probed_account_id=obligation.account_id, kind=Obligation.Kind.PROBE_ACCOUNT, closed_at__isnull=True
-        ).exclude(pk=obligation.pk):
-            wake(probe.pk, explicit=True)
+def _wake_probes(accounts: set[UUID]) -> None:
+    """Behind an open circuit nothing but its probe is claimed, so that is what a person's request must reach."""
+    probes = Obligation.objects.filter(
+        probed_account_id__in=accounts, kind=Obligation.Kind.PROBE_ACCOUNT, closed_at__isnull=True
+    )
+    for pk in probes.order_by("pk").values_list("pk", flat=True):
+        wake(pk, explicit=True)

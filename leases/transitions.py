@@ -89,7 +89,7 @@ def merge_demand(
 ) -> Obligation:
     """pending_cleanup stays: a second demand merges into the open teardown of a locked lease; a change wakes it."""
     _require(lease, State.PENDING_CLEANUP)
-    obligation = Obligation.objects.select_for_update().get(
+    obligation = Obligation.objects.select_for_update(no_key=True).get(
         lease=lease, kind=Obligation.Kind.TEARDOWN, closed_at__isnull=True
     )
     opened = Demand(Obligation.Verb(obligation.verb), obligation.drain_until)
@@ -199,7 +199,7 @@ def _owe_teardown(lease: Lease, demand: Demand, *, due_at: datetime | None) -> O
 
 
 def _recovery_of(operation: Operation) -> Obligation:
-    return Obligation.objects.select_for_update().get(
+    return Obligation.objects.select_for_update(no_key=True).get(
         operation=operation, kind=Obligation.Kind.RECOVER_CREATION, closed_at__isnull=True
     )
 

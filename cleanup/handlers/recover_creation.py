@@ -47,7 +47,7 @@ def recover_creation(claim: Claim, context: Context) -> Generator[Call, Any, Out
 
 def _own(claim: Claim, resource_id: str) -> Outcome:
     with transaction.atomic():
-        operation = Operation.objects.select_for_update().get(pk=claim.operation)
+        operation = Operation.objects.select_for_update(no_key=True).get(pk=claim.operation)
         if operation.state != Operation.State.PENDING or fenced(claim) is None:
             return Done(proven=False)
         lease = transitions.own_for_teardown(

@@ -35,17 +35,7 @@ _WEB = [
 ]
 _CELERY = [sys.executable, "-m", "celery", "-A", "paperclip_env"]
 # The workers have nothing to tell each other, and a hint needs no event.
-_WORKER = [
-    *_CELERY,
-    "worker",
-    "-P",
-    "threads",
-    "-c",
-    "32",
-    "--without-gossip",
-    "--without-mingle",
-    "--without-heartbeat",
-]
+_WORKER = [*_CELERY, "worker", "-P", "threads", "--without-gossip", "--without-mingle", "--without-heartbeat"]
 _BEAT = [*_CELERY, "beat"]
 
 

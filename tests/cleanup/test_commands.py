@@ -150,7 +150,6 @@ def test_it_exits_with_1_for_a_creation_that_is_not_seen_yet(rehearsal: Rehearsa
     assert _json("sweep") == (1, {"due": 1, "claimed": 1, "outcomes": {"not_seen": 1}, "still_due": 0})
 
 
-# BUG, failing: a sweep ends when a row was finished without a call, though its work made another one due.
 def test_it_pays_what_its_own_work_brought_forth(rehearsal: Rehearsal) -> None:
     """A recovery that already knows the sandbox's id asks nobody, and owes a teardown that is due at once."""
     rehearsal.world.after["create"] = fails(ErrorKind.CONNECTION)

@@ -27,9 +27,9 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--dry-run", action="store_true", help="only show what is due; ask no provider")
         parser.add_argument("--kind", action="append", default=[], help="only this kind (may be given again)")
-        parser.add_argument("--company", type=_uuid, help="only this company (its id)")
+        parser.add_argument("--company", type=UUID, help="only this company (its id)")
         parser.add_argument("--provider", help="only accounts of this provider")
-        parser.add_argument("--lease", type=_uuid, help="only this lease (its id)")
+        parser.add_argument("--lease", type=UUID, help="only this lease (its id)")
         parser.add_argument("--limit", type=int, help="work on at most so many")
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -130,6 +130,3 @@ _UNPAID = frozenset({"failed", "busy", "quieted", "not_seen", "handed_back", "un
 def _advance(bar: tqdm[Any]) -> None:
     bar.update()
 
-
-def _uuid(text: str) -> UUID:
-    return UUID(text)
