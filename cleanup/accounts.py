@@ -8,16 +8,23 @@ account (trigger). The account row is locked before any obligation.
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 
 from django.db import transaction
 from django.db.models import F
 from django.db.models.functions import Coalesce, Greatest, Now
 
-from cleanup.backoff import CIRCUIT_OPENS_AT, COOLDOWN_FIRST, RATE_LIMIT_DEFAULT, RATE_LIMIT_LONGEST
+from cleanup.backoff import (
+    CIRCUIT_OPENS_AT,
+    COOLDOWN_FIRST,
+    RATE_LIMIT_DEFAULT,
+    RATE_LIMIT_LONGEST,
+    RATE_LIMIT_SHORTEST,
+)
 from cleanup.claims import Claim, fenced, finish_attempt
 from leases import audit, transitions
-from leases.models import Attempt, Obligation, ProviderAccount
+from leases.models import Attempt, Lease, Obligation, Operation, ProviderAccount
 from providers.contract import ErrorKind, ProviderError
 
 Circuit = ProviderAccount.Circuit
@@ -32,7 +39,9 @@ def answered(claim: Claim) -> None:
 
 def throttled(claim: Claim, error: ProviderError) -> float:
     """The account calls too often (429): nothing is claimed until the provider's `Retry-After`. Returns the seconds."""
-    wait = min(error.retry_after or RATE_LIMIT_DEFAULT, RATE_LIMIT_LONGEST)
+    said = error.retry_after
+    wait = said if said is not None and math.isfinite(said) else RATE_LIMIT_DEFAULT
+    wait = min(max(wait, RATE_LIMIT_SHORTEST), RATE_LIMIT_LONGEST)
     until = Now() + timedelta(seconds=wait)
     ProviderAccount.objects.filter(pk=claim.account_id).update(
         blocked_until=Greatest(Coalesce(F("blocked_until"), until), until)
@@ -41,9 +50,14 @@ def throttled(claim: Claim, error: ProviderError) -> float:
 
 
 def failed(claim: Claim, kind: ErrorKind) -> None:
-    """The account failed once more; the fifth time in a row opens its circuit and owes a probe."""
+    """The account failed once more; the fifth time in a row opens its circuit and owes a probe.
+
+    A row that recorded another endpoint than the account has today says nothing about today's account.
+    """
     with transaction.atomic():
         account = ProviderAccount.objects.select_for_update(no_key=True).get(pk=claim.account_id)
+        if _recorded_endpoint(claim, account) != account.endpoint:
+            return
         account.circuit_failures += 1
         opens = account.circuit == Circuit.CLOSED and account.circuit_failures >= CIRCUIT_OPENS_AT
         if opens:
@@ -61,6 +75,14 @@ def failed(claim: Claim, kind: ErrorKind) -> None:
                 },
             )
             audit.record("account.blocked", account, company_id=account.company_id, kind=kind.value)
+
+
+def _recorded_endpoint(claim: Claim, account: ProviderAccount) -> object:
+    if claim.lease_id is not None:
+        return Lease.objects.values_list("endpoint", flat=True).get(pk=claim.lease_id)
+    if claim.operation_id is not None:
+        return Operation.objects.values_list("endpoint", flat=True).get(pk=claim.operation_id)
+    return account.endpoint
 
 
 def works_again(claim: Claim) -> bool:

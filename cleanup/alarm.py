@@ -71,7 +71,8 @@ ALARMS = """
       LEFT JOIN LATERAL (
          SELECT min(f.due_at) AS ends_at
            FROM leases_obligation f
-          WHERE f.account_id = a.id AND f.attempt_id IS NOT NULL AND f.due_at > now()
+          WHERE a.circuit = 'closed' AND f.account_id = a.id AND f.attempt_id IS NOT NULL AND f.due_at > now()
+            AND f.kind <> 'probe_account'
          HAVING count(*) >= a.concurrency_limit
      ) flight ON true
 """  # greatest() and least() ignore NULL; LATERAL drops accounts that owe nothing

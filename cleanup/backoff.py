@@ -20,6 +20,7 @@ BUSY_FIRST = 2.0
 BUSY_LAST = 5 * 60.0
 
 RATE_LIMIT_DEFAULT = 30.0
+RATE_LIMIT_SHORTEST = 1.0
 RATE_LIMIT_LONGEST = 60 * 60.0
 """A provider that names a longer wait is asked again after this; one answer must not close an account for a day."""
 

@@ -33,10 +33,10 @@ from django_celery_beat.schedulers import DatabaseScheduler, ModelEntry
 from kombu import Producer
 
 from cleanup import alarm, leadership
-from cleanup.clock import boottime
 from cleanup.listening import NotDirect, Session
 from cleanup.publishing import ONCE_AGAIN, Publisher
 from cleanup.reckoning import Reckoning
+from leases.clock import boottime
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 
 from cleanup.backoff import ESCALATE_AFTER, ESCALATE_AT_FAILURES, PROTECTION
-from cleanup.clock import Clock
 from leases import audit
+from leases.clock import Clock
 from leases.models import Attempt, Obligation
 
 
@@ -98,9 +98,10 @@ SELECT concurrency_limit,
 # provider's own Retry-After holds that too, since a probe is a call like any other.
 _CLAIM = """
 WITH room AS (
-    SELECT greatest(0, least(%(want)s, %(limit)s - count(*))) AS n
+    -- A probe takes no place, so that a full account can still be asked whether it works.
+    SELECT CASE WHEN %(broken)s THEN 1 ELSE greatest(0, least(%(want)s, %(limit)s - count(*))) END AS n
       FROM leases_obligation
-     WHERE account_id = %(account)s AND attempt_id IS NOT NULL AND due_at > now()
+     WHERE account_id = %(account)s AND attempt_id IS NOT NULL AND due_at > now() AND kind <> 'probe_account'
 ), picked AS (
     SELECT id, attempt_id AS previous
       FROM leases_obligation
@@ -309,8 +310,8 @@ def quiet_down(claim: Claim, why: Obligation.Quiet) -> bool:
             """
             UPDATE leases_obligation
                SET attempt_id = NULL, worker = NULL, claimed_at = NULL,
-                   due_at = CASE WHEN wakes <> %(wakes)s THEN now() END,
-                   quiet = CASE WHEN wakes <> %(wakes)s THEN '' ELSE %(why)s END
+                   due_at = CASE WHEN wakes <> %(wakes)s OR requests > requests_served THEN now() END,
+                   quiet = CASE WHEN wakes <> %(wakes)s OR requests > requests_served THEN '' ELSE %(why)s END
              WHERE id = %(id)s AND attempt_id = %(attempt)s
             RETURNING quiet
             """,
@@ -341,7 +342,7 @@ def escalate_overdue(account_id: UUID) -> None:
             """
             WITH overdue AS (
                 SELECT o.id FROM leases_obligation o
-                 WHERE o.account_id = %(account)s AND o.due_at IS NOT NULL
+                 WHERE o.account_id = %(account)s AND o.closed_at IS NULL
                    AND o.escalated_at IS NULL AND o.owed_since <= now() - %(after)s
                    AND (o.kind = 'probe_account'
                         OR EXISTS (SELECT 1 FROM leases_provideraccount a

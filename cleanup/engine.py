@@ -23,23 +23,23 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
-from django.conf import settings
-from django.db import DatabaseError
 from django.db.models import Min
 from django.db.models.functions import Now
 
-from cleanup import accounts, backoff, claims, work
+from cleanup import claims, work
 from cleanup.claims import ALL, Claim, Selection
-from cleanup.clock import Clock, boottime
-from cleanup.connections import LOST, persistently
 from cleanup.decisions import is_about_the_account
+from cleanup.dispositions import Written, write
 from cleanup.handlers import HANDLERS
 from cleanup.keeper import KEEPER, Keeper
+from cleanup.slots import SLOTS, Slots
 from cleanup.work import Call, Context, NotSent, Outcome
 from leases import bounds
 from leases.calling import open_recorded
+from leases.clock import Clock, boottime
+from leases.connections import LOST, PATIENCE, persistently
 from leases.credentials import SecretUnavailable
-from leases.models import Attempt, Installation, Obligation, ProviderAccount
+from leases.models import Installation, Obligation, ProviderAccount
 from providers.contract import ErrorKind, ProviderError
 from providers.registry import ConfigurationError, ProviderUnavailable
 
@@ -50,6 +50,9 @@ HANG_MARGIN = 10.0
 
 _PAGE = 100
 """Rows per claim: enough to make a claim's cost small, few enough to leave some to other processes."""
+
+_NOT_SENT_DELAY, _LOST_DELAY = 2.0, 1.0
+"""Seconds after which a row is due again whose call was not sent, or whose database connection was lost."""
 
 UNREADY_FOR = 60.0
 """Seconds for which this process claims nothing of an account whose adapter or secret it lacks."""
@@ -62,6 +65,8 @@ class Tally:
     claimed: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
     out_of_time: bool = False
+    hands_on: bool = False
+    """It did something and ended by itself: what is due by now is worth a hint at once."""
 
     def count(self, outcome: str) -> None:
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
@@ -71,33 +76,6 @@ class Tally:
         self.out_of_time = self.out_of_time or other.out_of_time
         for outcome, number in other.outcomes.items():
             self.outcomes[outcome] = self.outcomes.get(outcome, 0) + number
-
-
-_ANSWERS = frozenset({ErrorKind.NAME_TAKEN, ErrorKind.NOT_FOUND, ErrorKind.INVALID, ErrorKind.REFUSED})
-"""Failures that only an account that works can answer with. A timeout or nonsense neither opens a circuit nor resets."""
-
-
-class Slots:
-    """How many calls this process may have in flight, over all accounts and threads."""
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._lock = threading.Lock()
-
-    def take(self, want: int) -> int:
-        """Take up to `want`; returns how many."""
-        with self._lock:
-            taken = min(want, self._free)
-            self._free -= taken
-            return taken
-
-    def give_back(self, count: int = 1) -> None:
-        with self._lock:
-            self._free += count
-
-
-SLOTS = Slots(settings.PAPERCLIP_CALLS_IN_FLIGHT)
-"""The process's own."""
 
 
 @dataclass(slots=True, eq=False)
@@ -136,7 +114,9 @@ class Engine:
         self._context = Context(
             clock=self.clock, open_recorded=open_recorded, installation=str(Installation.current().pk)
         )
-        self._unready = False
+        self._unready = self._short_of_slots = self._database_is_away = False
+        self._claims_until = 0.0
+        self._held = 0
         self.tally = Tally()
 
     def sweep(
@@ -149,36 +129,48 @@ class Engine:
         self.tally = Tally()
         if _UNREADY.get(account_id, 0.0) > time.monotonic():
             return self.tally
-        self._unready = False
+        self._unready = self._short_of_slots = self._database_is_away = False
+        self._claims_until = time.monotonic() + seconds
         persistently(lambda: claims.escalate_overdue(account_id))
-        claim_until = time.monotonic() + seconds
+        try:
+            self._work(account_id, selection, limit)
+        finally:
+            self._abandon_rest()
+        return self.tally
+
+    def _work(self, account_id: UUID, selection: Selection, limit: int | None) -> None:
         more = True
         stopped_at: float | None = None
         while True:
             if stopped_at is None and self.stopping():
                 stopped_at = time.monotonic()
-            self.tally.out_of_time = time.monotonic() >= claim_until
+            self.tally.out_of_time = time.monotonic() >= self._claims_until
             if stopped_at is not None and time.monotonic() - stopped_at > bounds.LONGEST_CALL + HANG_MARGIN:
-                break  # what is still open keeps its protection
+                return  # what is still open keeps its protection
             may_claim = more and stopped_at is None and not self.tally.out_of_time and not self._unready
             if may_claim:
                 more = self._claim(account_id, selection, limit)
-            if not self._tasks:
-                if not may_claim or not more:
-                    break
-                continue
-            if self._wait_for_answers(stopping=stopped_at is not None):
-                more = True
-        self._abandon_rest()
-        return self.tally
+            if self._tasks:
+                more = self._wait_for_answers(stopping=stopped_at is not None) or more
+            elif not (may_claim and more):
+                # Whoever was claimed for and is due again, or became due meanwhile, is to be hinted at once. Not where
+                # nothing could be done here: that would send hints in a circle.
+                blocked = self._unready or self._short_of_slots
+                self.tally.hands_on = self.tally.claimed > 0 and not blocked
+                return
 
     # Claiming
 
     def _claim(self, account_id: UUID, selection: Selection, limit: int | None) -> bool:
         """Claim as much as there is room for, and begin. Returns whether it is worth asking again before an answer."""
-        want = _PAGE if limit is None else min(_PAGE, limit - self.tally.claimed)
-        want = self.slots.take(want)
-        if want <= 0:
+        room = min(_PAGE, self.slots.share - self._held)
+        if limit is not None:
+            room = min(room, limit - self.tally.claimed)
+        if room <= 0:
+            return False
+        want = self.slots.take(room)
+        self._short_of_slots = want == 0
+        if want == 0:
             return False
         ids = claims.new_ids(want)
         claimed: list[Claim] = []
@@ -188,18 +180,21 @@ class Engine:
             # The claim may have committed although its reply was lost: what carries these ids is ours.
             claimed = persistently(lambda: claims.reclaim(ids, clock=self.clock))
         finally:
+            self._held += len(claimed)
             self.slots.give_back(want - len(claimed))
         self.tally.claimed += len(claimed)
-        proven = self.tally.outcomes.get(Attempt.Outcome.PROVEN, 0)
-        for claim in claimed:
-            self.keeper.keep(claim)
+        # All are held, kept and known before any is begun, so that a fault in one loses none of the others.
+        tasks = [_Task(claim, _begin(claim, self._context)) for claim in claimed]
+        self._tasks.update(tasks)
+        for task in tasks:
+            self.keeper.keep(task.claim)
+        for task in tasks:
             if self.on_claimed:
-                self.on_claimed(claim)
-            task = _Task(claim, HANDLERS[claim.kind](claim, self._context))
-            self._tasks.add(task)
+                self.on_claimed(task.claim)
             self._step(task, lambda task=task: next(task.steps))  # type: ignore[misc]
-        # A row settled on the spot may have brought forth another (a recovery owes the teardown of what it found).
-        return len(claimed) == want or self.tally.outcomes.get(Attempt.Outcome.PROVEN, 0) > proven
+        # A row that was done with on the spot made room, and may have brought forth another (a recovery owes the
+        # teardown of what it found).
+        return len(claimed) == want or any(task not in self._tasks for task in tasks)
 
     # Calls and answers
 
@@ -238,7 +233,7 @@ class Engine:
         except StopIteration as ended:
             self._finish(task, ended.value)
         except NotSent:
-            self._finish(task, work.HandBack())
+            self._finish(task, work.HandBack(_NOT_SENT_DELAY))
         except ProviderError as error:
             if error.kind == ErrorKind.NOT_READY:
                 self._unready_for(task.claim.account_id, error)
@@ -250,17 +245,21 @@ class Engine:
         except (ProviderUnavailable, SecretUnavailable) as error:
             self._unready_for(task.claim.account_id, error)
             self._finish(task, work.HandBack())
-        except ConfigurationError:
-            self._finish(task, work.NeedsOperator(Obligation.Quiet.INVALID_SNAPSHOT))
+        except ConfigurationError as error:
+            if task.claim.kind == Obligation.Kind.PROBE_ACCOUNT:
+                # Asked with the account as it is today: it can be put right, and then has to be asked again.
+                self._finish(task, work.Failed(ErrorKind.INVALID, str(error)))
+            else:
+                self._finish(task, work.NeedsOperator(Obligation.Quiet.INVALID_SNAPSHOT))
         except LOST:
             log.warning("database connection lost while working on obligation %s", task.claim.obligation_id)
-            self._finish(task, work.HandBack())
+            self._finish(task, work.HandBack(_LOST_DELAY))
         except Exception as error:  # noqa: BLE001 - one row's fault must not end the sweep; it is counted, logged and tried again
             log.error("handler of obligation %s failed:\n%s", task.claim.obligation_id, _where(error))  # noqa: TRY400 - its text may carry secrets
             self._finish(task, work.Failed(ErrorKind.PROTOCOL, f"internal: {type(error).__name__}"))
         else:
-            if stopping or self.stopping():
-                task.steps.close()
+            overtime = time.monotonic() > self._claims_until + bounds.LONGEST_CALL
+            if stopping or overtime or self.stopping():
                 self._finish(task, work.HandBack())
             else:
                 self._send(task, call)
@@ -284,7 +283,11 @@ class Engine:
                 error = ProviderError(ErrorKind.PROTOCOL, f"{call.name} raised {type(raised).__name__}")
             self._answers.put((task, call, value, error))
 
-        threading.Thread(target=run, name=f"call-{call.name}", daemon=True).start()
+        try:
+            threading.Thread(target=run, name=f"call-{call.name}", daemon=True).start()
+        except RuntimeError as error:  # no more threads: not sent, like a call that came too late
+            log.error("call %s could not be started: %s", call.name, error)  # noqa: TRY400
+            self._answers.put((task, call, None, NotSent()))
 
     def _give_up_on_hanging_calls(self) -> None:
         now = time.monotonic()
@@ -297,81 +300,35 @@ class Engine:
     # Outcomes
 
     def _finish(self, task: _Task, outcome: Outcome) -> None:
+        """Write the outcome and let go of the row, whatever happens: what cannot be written keeps its protection."""
         self._tasks.discard(task)
+        task.steps.close()
         claim = task.claim
+        written = Written("unwritten")
         try:
-            # Every disposition is fenced by the attempt and so safe to repeat after a lost reply.
-            name = persistently(lambda: self._write(claim, outcome))
-        except DatabaseError as error:
-            log.exception("obligation %s keeps its protection: %s", claim.obligation_id, type(error).__name__)
-            name = "unwritten"
+            written = persistently(
+                lambda: write(claim, outcome, called=task.call is not None, random=self.random),
+                patience=0.0 if self._database_is_away else PATIENCE,
+            )
+            self._database_is_away = False
+        except Exception as error:  # noqa: BLE001 - whatever it is, the row must be let go of
+            self._database_is_away = isinstance(error, LOST)
+            log.error("obligation %s keeps its protection:\n%s", claim.obligation_id, _where(error))  # noqa: TRY400
         finally:
-            self.keeper.release(claim)
-            self.slots.give_back()
-        self.tally.count(name)
+            self._let_go(task)
+        self.tally.count(written.outcome)
         if self.on_finished:
             self.on_finished(claim)
+        if self.on_busy and written.looks_again_in is not None:
+            try:
+                self.on_busy(claim, written.looks_again_in)
+            except Exception as error:  # noqa: BLE001 - a hint that cannot be sent (the broker is away) costs only time
+                log.warning("no early look at obligation %s: %s", claim.obligation_id, type(error).__name__)
 
-    def _write(self, claim: Claim, outcome: Outcome) -> str:
-        kinds = Attempt.Outcome
-        match outcome:
-            case work.Done(proven=proven):
-                accounts.answered(claim)
-                if not proven:
-                    claims.finish_attempt(claim, kinds.SUPERSEDED)
-                return kinds.PROVEN if proven else kinds.SUPERSEDED
-            case work.Draining(until=until):
-                claims.postpone(claim, kinds.DRAINING, until=until)
-                return kinds.DRAINING
-            case work.InTransition():
-                accounts.answered(claim)
-                delay = backoff.busy(claim.busy_count + 1, self.random)
-                if (
-                    claims.postpone(claim, kinds.BUSY, delay=delay, busy=True, error_kind=ErrorKind.BUSY)
-                    and self.on_busy
-                ):
-                    self.on_busy(claim, delay)
-                return kinds.BUSY
-            case work.NotSeen(delay=delay):
-                accounts.answered(claim)
-                claims.postpone(claim, kinds.NOT_SEEN, delay=delay)
-                return kinds.NOT_SEEN
-            case work.NeedsOperator(why=why):
-                claims.quiet_down(claim, why)
-                return kinds.QUIETED
-            case work.HandBack():
-                claims.postpone(claim, kinds.HANDED_BACK)
-                return kinds.HANDED_BACK
-            case work.Failed() as failure:
-                return self._write_failure(claim, failure)
-
-    def _write_failure(self, claim: Claim, failure: work.Failed) -> str:
-        kinds = Attempt.Outcome
-        error = ProviderError(failure.kind, failure.excerpt, retry_after=failure.retry_after)
-        if failure.kind == ErrorKind.BUSY:
-            delay = backoff.busy(claim.busy_count + 1, self.random)
-            claims.postpone(claim, kinds.BUSY, delay=delay, busy=True, error_kind=failure.kind)
-            return kinds.BUSY
-        if failure.kind == ErrorKind.RATE_LIMITED:
-            # The account is not ready; the row did nothing wrong, and no attempt of it is counted.
-            delay = accounts.throttled(claim, error)
-            claims.postpone(claim, kinds.BUSY, delay=delay, error_kind=failure.kind, excerpt=error.excerpt)
-            return kinds.BUSY
-        is_probe = claim.kind == Obligation.Kind.PROBE_ACCOUNT
-        held = claims.postpone(
-            claim,
-            kinds.FAILED,
-            delay=backoff.cooldown(claim.failures + 1, self.random),
-            failed=True,
-            error_kind=failure.kind,
-            excerpt=error.excerpt,
-        )
-        if held and not is_probe:
-            if failure.about_account or is_about_the_account(failure.kind):
-                accounts.failed(claim, failure.kind)
-            elif failure.kind in _ANSWERS:
-                accounts.answered(claim)
-        return kinds.FAILED
+    def _let_go(self, task: _Task) -> None:
+        self.keeper.release(task.claim)
+        self.slots.give_back()
+        self._held -= 1
 
     def _unready_for(self, account_id: UUID, error: Exception) -> None:
         self._unready = True
@@ -379,14 +336,19 @@ class Engine:
         log.error("this worker is not ready for account %s: %s", account_id, error)
 
     def _abandon_rest(self) -> None:
-        for task in self._tasks:
-            self.keeper.release(task.claim)
-            self.slots.give_back()
-        self._tasks.clear()
+        """Let go of what is still open: nobody renews it any more, so it falls due when its protection ends."""
+        for task in list(self._tasks):
+            self._tasks.discard(task)
+            self._let_go(task)
 
 
 _UNREADY: dict[UUID, float] = {}
 """Accounts that this process cannot serve for now, and until when (monotonic)."""
+
+
+def _begin(claim: Claim, context: Context) -> Generator[Call, Any, Outcome]:
+    """Start the handler of a claim's kind, inside the generator, so that a missing one is a fault of that row alone."""
+    return (yield from HANDLERS[claim.kind](claim, context))
 
 
 def accounts_with_due_work(selection: Selection = ALL, *, provider: str | None = None) -> list[UUID]:
@@ -406,8 +368,8 @@ def accounts_with_due_work(selection: Selection = ALL, *, provider: str | None =
 
 
 def hand_on(account_id: UUID) -> None:
-    """Ask for the next hint now: a sweep ended with work left. Clearing the hint wakes the beat (trigger)."""
-    ProviderAccount.objects.filter(pk=account_id).update(hinted_until=None)
+    """Let what is due be hinted now: the hint that led to a sweep is used up. Clearing it wakes the beat (trigger)."""
+    ProviderAccount.objects.filter(pk=account_id, hinted_until__gt=Now()).update(hinted_until=None)
 
 
 def _where(error: BaseException) -> str:

@@ -13,13 +13,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, Max
 from django.db.models.functions import Coalesce, Now
 
 from cleanup.backoff import PROTECTION
 from cleanup.claims import Claim, fenced, finish_attempt
-from cleanup.clock import Clock
 from leases import audit, transitions
+from leases.clock import Clock
 from leases.models import Attempt, Lease, Obligation, Receipt
 from leases.waking import wake
 from providers.contract import Ended
@@ -32,12 +32,15 @@ Evidence = Receipt.Evidence
 class Standing:
     """The facts about a teardown as the database has them at one moment, read under the lease's lock."""
 
+    lease: Lease
     verb: Verb
     drain_until: datetime | None
     delete_announced: bool
     epoch: int
     receipt: Receipt | None
     """A receipt of this epoch that already proves what the verb demands."""
+    proven_before: bool
+    """There was some receipt of this epoch at that moment: whoever sees the sandbox running later sees a restart."""
 
 
 def standing(claim: Claim) -> Standing | None:
@@ -83,11 +86,13 @@ def _read(claim: Claim) -> tuple[Lease, Obligation, Standing] | None:
         lease,
         row,
         Standing(
+            lease=lease,
             verb=Verb(row.verb),
-            drain_until=row.drain_until if _draining(lease, row) else None,
+            drain_until=_drain_end(lease, row),
             delete_announced=row.delete_announced_at is not None,
             epoch=lease.epoch,
             receipt=satisfying(lease, Verb(row.verb)),
+            proven_before=lease.receipts.filter(epoch=lease.epoch).exists(),
         ),
     )
 
@@ -132,13 +137,14 @@ def settle_by_receipt(claim: Claim, receipt: Receipt) -> bool:
 
 
 def sighted_running(claim: Claim, epoch: int) -> None:
-    """A sandbox that was proven stopped in this epoch is seen running: it was started since. The epoch rises.
+    """A sandbox that had been proven stopped when the look began is seen running: it was started. The epoch rises.
 
     The stop that proves its end must come after that, so no receipt of the old epoch settles this teardown (design 4).
+    Only the attempt that holds the row may say so: what a superseded one saw may be older than the newer one's proof.
     """
     with transaction.atomic():
         lease = Lease.objects.select_for_update(no_key=True).get(pk=claim.lease)
-        if lease.epoch == epoch and lease.receipts.filter(epoch=epoch).exists():
+        if lease.epoch == epoch and fenced(claim) is not None:
             lease.epoch = epoch + 1
             lease.save(update_fields=["epoch"])
             audit.record("lease.sighted_running", lease, company_id=lease.company_id, epoch=lease.epoch)
@@ -168,11 +174,13 @@ def _tell_whoever_holds_it(lease: Lease) -> None:
         wake(row.pk)
 
 
-def _draining(lease: Lease, row: Obligation) -> bool:
-    """Whether work is in flight that the drain bound still waits for. Decided by the database's clock."""
-    if row.drain_until is None:
-        return False
-    return (
-        Obligation.objects.filter(pk=row.pk, drain_until__gt=Now()).exists()
-        and lease.activities.filter(ended_at__isnull=True, deadline__gt=Now()).exists()
-    )
+def _drain_end(lease: Lease, row: Obligation) -> datetime | None:
+    """Return until when work in flight is waited for: the drain bound, or the last deadline of that work if earlier.
+
+    None when nothing is waited for. Decided by the database's clock.
+    """
+    if row.drain_until is None or not Obligation.objects.filter(pk=row.pk, drain_until__gt=Now()).exists():
+        return None
+    open_work = lease.activities.filter(ended_at__isnull=True, deadline__gt=Now())
+    last: datetime | None = open_work.aggregate(last=Max("deadline"))["last"]
+    return min(row.drain_until, last) if last is not None else None

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 
-from django.db import DatabaseError, connection
+from django.db import connection
 
 from cleanup import claims
 from cleanup.backoff import RENEW_EVERY
 from cleanup.claims import Claim
-from cleanup.clock import Clock, boottime
+from leases.clock import Clock, boottime
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Keeper:
     def keep(self, claim: Claim) -> None:
         with self._changed:
             self._held[id(claim)] = claim
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
                 self._thread.start()
 
@@ -53,7 +53,7 @@ class Keeper:
             if held:
                 try:
                     claims.renew(held, clock=self._clock)
-                except DatabaseError as error:
+                except Exception as error:  # noqa: BLE001 - one failed round must not end the keeping
                     # The protection is far longer than the period: the next round tries again on a new connection.
                     log.warning("renewal failed (%s)", type(error).__name__)
                     connection.close()

@@ -20,7 +20,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 from psycopg.conninfo import conninfo_to_dict
 
-from cleanup.clock import boottime
+from leases.clock import boottime
 
 CHANNELS = ("paperclip_due", "paperclip_schedule")
 

@@ -14,7 +14,7 @@ from celery import Celery
 from kombu import Connection, Producer
 from kombu.exceptions import OperationalError
 
-from cleanup.clock import boottime
+from leases.clock import boottime
 
 logger = logging.getLogger(__name__)
 

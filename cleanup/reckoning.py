@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 
-from cleanup.clock import boottime
+from leases.clock import boottime
 
 
 class Reckoning:

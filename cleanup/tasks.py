@@ -25,6 +25,8 @@ SWEEP_SECONDS = 60.0
 
 DRAIN_EVERY = 2
 SETTLE_AFTER = 5
+SETTLE_FROM = 2
+"""Busy looks before the one that begins a chain: the next would be due in 8 s (2, 4, 8, ...)."""
 SETTLE_TIMES = 5
 
 _stopping = threading.Event()
@@ -41,7 +43,7 @@ def sweep(account_id: str) -> None:
     """Work on what one account owes now."""
     account = UUID(account_id)
     tally = engine.Engine(stopping=_stopping.is_set, on_busy=_look_again_soon).sweep(account, seconds=SWEEP_SECONDS)
-    if tally.out_of_time:
+    if tally.out_of_time or tally.hands_on or _stopping.is_set():
         engine.hand_on(account)
 
 
@@ -78,7 +80,8 @@ def drain(self: Task[..., None], obligation_id: int, looks: int) -> None:
 
 
 def _look_again_soon(claim: Claim, due_in: float) -> None:
-    if due_in > SETTLE_AFTER:
+    """Begin one chain of early looks, when a transition first lasts longer than they take."""
+    if due_in > SETTLE_AFTER and claim.busy_count == SETTLE_FROM:
         settle.apply_async((claim.obligation_id,), countdown=SETTLE_AFTER)
 
 

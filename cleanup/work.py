@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from cleanup.claims import Claim
-from cleanup.clock import Clock
+from leases.clock import Clock
 from leases.models import Obligation
 from providers.contract import ErrorKind
 from providers.registry import AnyProvider
@@ -75,7 +75,9 @@ class NeedsOperator:
 
 @dataclass(frozen=True, slots=True)
 class HandBack:
-    """Not worked: it is due again now, and nothing is counted."""
+    """Not worked: it is due again in `delay` seconds, and nothing is counted."""
+
+    delay: float = 0.0
 
 
 Outcome = Done | Draining | InTransition | NotSeen | Failed | NeedsOperator | HandBack

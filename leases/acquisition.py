@@ -12,64 +12,120 @@ from __future__ import annotations
 from datetime import timedelta
 from uuid import UUID, uuid4
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 
 from leases import audit, bounds, transitions
 from leases.calling import open_recorded
+from leases.clock import Clock, boottime
+from leases.connections import persistently
 from leases.credentials import SecretUnavailable
 from leases.errors import AcquireFailed, AcquireRefused, AcquireRejected, AcquireUncertain, NotFound
-from leases.models import Company, Environment, Installation, Lease, Obligation, Operation, ProviderAccount, Run
+from leases.models import (
+    Company,
+    Credential,
+    Environment,
+    Installation,
+    Lease,
+    Obligation,
+    Operation,
+    ProviderAccount,
+    Run,
+)
 from leases.waking import wake
 from providers.contract import MARK_INSTALLATION, MARK_PREFIX, Created, ErrorKind, ProviderError
 from providers.registry import AnyProvider, ConfigurationError, ProviderUnavailable, load, validate
 
 
-def acquire(environment_id: UUID, *, company_id: UUID, run_id: UUID | None = None, actor: str = "api") -> Lease:
+def acquire(
+    environment_id: UUID,
+    *,
+    company_id: UUID,
+    run_id: UUID | None = None,
+    actor: str = "api",
+    clock: Clock = boottime,
+) -> Lease:
     """Create a sandbox as the environment says and return its active lease.
 
     Blocks for as long as the provider needs to create it (at most `bounds.CREATE` seconds and some). Without a run the
-    lease is ad hoc and always ephemeral (domain I-12).
+    lease is ad hoc and always ephemeral (domain I-12). Must not be called inside a transaction: the journal has to be
+    committed before the provider is asked (`RuntimeError`).
 
     Raises `NotFound`, `AcquireRefused` (nothing was asked), `AcquireFailed` (the provider proved that nothing was
     allocated), `AcquireUncertain` (its answer was lost; the operation owns what may exist), `AcquireRejected` (it
     came to be too late; it is being destroyed).
     """
     environment = _environment(environment_id, company_id)
+    credential = environment.account.credential
+    if credential is not None and credential.status != Credential.Status.ACTIVE:
+        raise AcquireRefused(f"the credential {credential.name} is {credential.status}", code="credential_inactive")
     operation = _plan(environment, run_id)
     try:
         provider = open_recorded(operation)
         config = validate(load(operation.provider).Config, operation.config)
     except (ProviderUnavailable, SecretUnavailable, ConfigurationError) as error:
         raise AcquireRefused(str(error)) from error
-    operation.account_identity = attest(environment.account, provider)
+    operation.account_identity = attest(environment.account, provider, endpoint=operation.endpoint)
+    journalled_at = clock()
     _journal(operation, environment, run_id, actor)
 
+    if clock() - journalled_at > bounds.CREATE_MARGIN:
+        # The process was suspended: the recovery may have looked already, and must not be outrun by a late create.
+        raise _not_created(operation, ProviderError(ErrorKind.TIMEOUT, "too late to be sent", nothing_allocated=True))
     try:
         created = provider.create(operation.name, operation.marks, config, within=bounds.CREATE)
     except ProviderError as error:
-        raise _not_created(operation, error) from error
-    save_resource_id(operation, created.resource.resource_id)
-    return _attach(operation, created, actor)
+        failure = error
+        raise persistently(lambda: _not_created(operation, failure)) from error
+    # Each is safe to repeat after a commit whose reply was lost: the id is written once, the operation attached once.
+    persistently(lambda: _save_answered_id(operation, created.resource.resource_id))
+    return persistently(lambda: _attach(operation, created, actor))
 
 
-def attest(account: ProviderAccount, provider: AnyProvider) -> str:
+def attest(account: ProviderAccount, provider: AnyProvider, *, endpoint: object) -> str:
     """Return the identity that the provider attests, recording it on the account the first time.
 
-    Raises `AcquireRefused` when it cannot be asked, or when somebody else answers than the one recorded.
+    Only while the account still has the `endpoint` that was asked; an edit in between makes it nobody's word. Raises
+    `AcquireRefused` when it cannot be asked, or when somebody else answers than the one recorded.
     """
     try:
         identity = provider.identify(within=bounds.IDENTIFY)
     except ProviderError as error:
         raise AcquireRefused(f"the provider account cannot be reached: {error}", code=error.kind.value) from error
+    if not identity:
+        raise AcquireRefused("the provider does not say which account this is", code=ErrorKind.IDENTITY.value)
     if not account.attested_identity:
-        ProviderAccount.objects.filter(pk=account.pk, attested_identity="").update(attested_identity=identity)
+        unattested = ProviderAccount.objects.filter(pk=account.pk, attested_identity="", endpoint=endpoint)
+        unattested.update(attested_identity=identity)
         account.refresh_from_db(fields=["attested_identity"])
     if account.attested_identity != identity:
         raise AcquireRefused(
             "another account answers at this endpoint than the one recorded", code=ErrorKind.IDENTITY.value
         )
     return identity
+
+
+def _save_answered_id(operation: Operation, resource_id: str) -> None:
+    """Save the id that `create` answered, or give a second sandbox of one creation an owner of its own.
+
+    Names are unique, so this needs a provider that breaks its word; but then both sandboxes must be torn down.
+    """
+    try:
+        with transaction.atomic():
+            save_resource_id(operation, resource_id)
+    except IntegrityError:
+        with transaction.atomic():
+            stray = Operation.objects.get(pk=operation.pk)
+            stray.pk, stray.lease_uuid, stray.lease = uuid4(), uuid4(), None
+            stray.name, stray.resource_id = f"pe-{stray.pk.hex}", resource_id
+            stray.state, stray.resolved_at, stray.cancelled_at = Operation.State.PENDING, None, Now()
+            stray.save(force_insert=True)
+            _owe_recovery(stray, due_in=0)
+            audit.record("operation.second_sandbox", stray, company_id=stray.company_id, of=str(operation.pk))
+        raise AcquireUncertain(
+            "the provider answered with another sandbox than the one that was found; both are being destroyed",
+            code="identity_conflict",
+        ) from None
 
 
 def save_resource_id(operation: Operation, resource_id: str) -> None:
@@ -133,23 +189,27 @@ def _adapter(key: str) -> type[AnyProvider]:
 
 def _journal(operation: Operation, environment: Environment, run_id: UUID | None, actor: str) -> None:
     """Commit the operation and its recovery. If this fails, the provider is never called."""
-    with transaction.atomic():
+    with transaction.atomic(durable=True):
         run = _live_run(run_id, operation.company_id)
         problem = _authority_problem(operation, run_id, run)
         if problem:
             raise AcquireRefused(problem)
         operation.issue_uuid = run.issue_id if run else None
         operation.save(force_insert=True)
-        Obligation.objects.create(
-            company_id=operation.company_id,
-            kind=Obligation.Kind.RECOVER_CREATION,
-            account_id=operation.account_id,
-            operation=operation,
-            due_at=Now() + timedelta(seconds=bounds.CREATE + bounds.CREATE_MARGIN),
-        )
+        _owe_recovery(operation, due_in=bounds.CREATE + bounds.CREATE_MARGIN)
         audit.record(
             "operation.begun", operation, company_id=operation.company_id, actor=actor, environment=environment.name
         )
+
+
+def _owe_recovery(operation: Operation, *, due_in: float) -> None:
+    Obligation.objects.create(
+        company_id=operation.company_id,
+        kind=Obligation.Kind.RECOVER_CREATION,
+        account_id=operation.account_id,
+        operation=operation,
+        due_at=Now() + timedelta(seconds=due_in),
+    )
 
 
 def _live_run(run_id: UUID | None, company_id: UUID) -> Run | None:
@@ -179,7 +239,11 @@ def _not_created(operation: Operation, error: ProviderError) -> AcquireFailed | 
     """Decide what a failed create leaves owed. Only the contract's own proof resolves the operation."""
     with transaction.atomic():
         locked = Operation.objects.select_for_update(no_key=True).get(pk=operation.pk)
-        if error.nothing_allocated and locked.state == Operation.State.PENDING:
+        # The name is this operation's own: one that is taken was taken by a create of ours whose reply was lost.
+        unsent = error.kind == ErrorKind.NOT_READY
+        refused = error.nothing_allocated and error.kind != ErrorKind.NAME_TAKEN
+        proves_nothing = (unsent or refused) and not locked.resource_id
+        if proves_nothing and locked.state == Operation.State.PENDING:
             transitions.refuse_operation(locked)
             audit.record("operation.refused", locked, company_id=locked.company_id, kind=error.kind.value)
             return AcquireFailed(f"the provider refused to create a sandbox: {error}", code=error.kind.value)
@@ -200,6 +264,13 @@ def _attach(operation: Operation, created: Created, actor: str) -> Lease:
     with transaction.atomic():
         run = _live_run(operation.run_uuid, operation.company_id)
         locked = Operation.objects.select_for_update(no_key=True).get(pk=operation.pk)
+        if attached := _already_attached(locked, resource_id):
+            return attached
+        if is_owned(locked, resource_id):
+            raise AcquireRejected(
+                "the provider answered with a sandbox that a live lease owns; a person must decide whose it is",
+                code="identity_conflict",
+            )
         if locked.lease_id is not None or locked.state != Operation.State.PENDING:
             problem = "its recovery took it over first"
         else:
@@ -210,3 +281,18 @@ def _attach(operation: Operation, created: Created, actor: str) -> Lease:
                 return transitions.attach(locked, resource_id=resource_id, expires_at=created.expires_at, actor=actor)
             transitions.own_for_teardown(locked, resource_id=resource_id, reason="acquire_rejected", actor=actor)
     raise AcquireRejected(f"the new sandbox may not be used: {problem}; it is being destroyed")
+
+
+def is_owned(operation: Operation, resource_id: str) -> bool:
+    """Return whether a live lease of another creation owns this sandbox already."""
+    live = Lease.objects.filter(account_id=operation.account_id, resource_id=resource_id, state__in=Lease.LIVE)
+    return live.exclude(pk=operation.lease_uuid).exists()
+
+
+def _already_attached(operation: Operation, resource_id: str) -> Lease | None:
+    """Return the lease that this very call attached, when the reply of its commit was lost."""
+    if operation.lease_id is None:
+        return None
+    return Lease.objects.filter(
+        pk=operation.lease_id, state=Lease.State.ACTIVE, resource_id=resource_id, operation__state="attached"
+    ).first()

@@ -86,7 +86,7 @@ class Bridge:
             self._end(activity, outcome)
 
     def _admit(self, kind: str, seconds: float) -> tuple[Lease, BridgeActivity]:
-        with transaction.atomic():
+        with transaction.atomic(durable=True):
             # FOR SHARE through the ORM does not exist; the row is locked by the statement below it in one round trip.
             lease = Lease.objects.raw(
                 "SELECT * FROM leases_lease WHERE id = %s AND (%s::uuid IS NULL OR company_id = %s::uuid) FOR SHARE",

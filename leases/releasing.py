@@ -107,11 +107,11 @@ def _stop_lease(lease: Lease, actor: str) -> int:
 def _cancel_starts(run_id: UUID, company_id: UUID, actor: str) -> int:
     """Cancel creations in progress. Their recovery is woken: it looks now, and owns what it finds at once."""
     starts = Operation.objects.select_for_update(no_key=True).filter(
-        run_uuid=run_id, company_id=company_id, state=Operation.State.PENDING, cancelled_at__isnull=True
+        run_uuid=run_id, company_id=company_id, state=Operation.State.PENDING
     )
     count = 0
     for operation in starts.order_by("id"):
-        Operation.objects.filter(pk=operation.pk).update(cancelled_at=Now())
+        Operation.objects.filter(pk=operation.pk, cancelled_at__isnull=True).update(cancelled_at=Now())
         recovery = Obligation.objects.get(
             operation=operation, kind=Obligation.Kind.RECOVER_CREATION, closed_at__isnull=True
         )

@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 
 from leases import audit
 from leases.demands import Demand, merge
-from leases.models import Attempt, Environment, Lease, Obligation, Operation, Receipt
+from leases.models import Attempt, Environment, Issue, Lease, Obligation, Operation, Receipt, Run
 from leases.models.environments import Policy
 from leases.waking import wake
 
@@ -169,8 +169,8 @@ def _lease_of(operation: Operation, resource_id: str, state: Lease.State) -> Lea
         id=operation.lease_uuid,
         company_id=operation.company_id,
         environment=environment,
-        issue_id=operation.issue_uuid,
-        run_id=operation.run_uuid,
+        issue_id=_if_there(Issue, operation.issue_uuid),
+        run_id=_if_there(Run, operation.run_uuid),
         account_id=operation.account_id,
         state=state,
         policy=operation.policy,
@@ -184,6 +184,11 @@ def _lease_of(operation: Operation, resource_id: str, state: Lease.State) -> Lea
         resource_id=resource_id,
         resource_name=operation.name,
     )
+
+
+def _if_there(model: type[Issue | Run], pk: UUID | None) -> UUID | None:
+    """The journal outlives what it names; a lease made from it later refers only to what still exists."""
+    return pk if pk is not None and model.objects.filter(pk=pk).exists() else None
 
 
 def _owe_teardown(lease: Lease, demand: Demand, *, due_at: datetime | None) -> Obligation:

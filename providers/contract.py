@@ -23,6 +23,7 @@ MARK_INSTALLATION = MARK_PREFIX + "installation"
 """The mark that says whose a sandbox is. What carries another installation's is foreign and never touched."""
 
 EXCERPT_LIMIT = 300
+RESOURCE_ID_LIMIT = 200
 OUTPUT_LIMIT = 1 << 20
 """Bytes of stdout, and of stderr, that `Provider.execute` keeps of one command."""
 
@@ -78,7 +79,9 @@ _SECRETS = re.compile(
 
 def redact(text: object, *, limit: int = EXCERPT_LIMIT) -> str:
     """Return a bounded, single-line excerpt of provider text with what looks like a secret removed."""
-    line = " ".join(str(text).split())
+    # What PostgreSQL or a terminal cannot take (NUL, control characters, lone surrogates) is replaced first.
+    printable = "".join(c if c.isprintable() else " " for c in str(text))
+    line = " ".join(printable.split())
     line = _SECRETS.sub(lambda m: f"{m[1]}{m[2]}[redacted]" if m[1] else "[redacted]", line)
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
@@ -120,6 +123,10 @@ class Resource:
     resource_id: str
     name: str
     marks: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not (0 < len(self.resource_id) <= RESOURCE_ID_LIMIT and self.resource_id.isprintable()):
+            raise ProviderError(ErrorKind.PROTOCOL, f"not a usable resource id: {self.resource_id!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from cleanup import backoff
 from cleanup.claims import Claim, fenced
 from cleanup.work import Call, Context, Done, Failed, NeedsOperator, NotSeen, Outcome
 from leases import audit, bounds, transitions
-from leases.acquisition import save_resource_id
+from leases.acquisition import is_owned, save_resource_id
 from leases.models import Obligation, Operation
 from providers.contract import MARK_INSTALLATION, MARK_PREFIX, ErrorKind, Resource
 from providers.registry import AnyProvider
@@ -50,6 +50,8 @@ def _own(claim: Claim, resource_id: str) -> Outcome:
         operation = Operation.objects.select_for_update(no_key=True).get(pk=claim.operation)
         if operation.state != Operation.State.PENDING or fenced(claim) is None:
             return Done(proven=False)
+        if is_owned(operation, resource_id):
+            return NeedsOperator(Obligation.Quiet.IDENTITY_CONFLICT)
         lease = transitions.own_for_teardown(
             operation, resource_id=resource_id, reason="creation_recovered", actor=audit.SYSTEM
         )

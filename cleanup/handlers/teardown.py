@@ -38,36 +38,51 @@ class _Seen:
     sighting: Sighting | None = None
     stop: Sent = None
     delete: Sent = None
+    ran: bool = False
+    """It saw the sandbox running. A receipt that turns up afterwards may be older than that, and settles nothing."""
 
 
 def teardown(claim: Claim, context: Context) -> Generator[Call, Any, Outcome]:
     """Work on one teardown. Returns what the engine is to write; settles by itself when it has proof."""
-    lease = Lease.objects.get(pk=claim.lease)
     seen = _Seen()
     facts = evidence.standing(claim)
-    if facts is not None and facts.receipt is None:
-        decision = _decide(facts, seen, context)
-        if isinstance(decision, decisions.Drain):
-            return Draining(decision.until)
-        provider = context.open_recorded(lease)
-        if (yield _identify(provider)) != lease.account_identity:
-            return _OTHER_ACCOUNT
+    if facts is None:
+        return Done(proven=False)
+    if facts.receipt is not None:
+        return Done(proven=evidence.settle_by_receipt(claim, facts.receipt))
+    if isinstance(decision := _decide(facts, seen, context), decisions.Drain):
+        return Draining(decision.until)
+    lease = facts.lease
+    provider = context.open_recorded(lease)
+    if (yield _identify(provider)) != lease.account_identity:
+        return _OTHER_ACCOUNT
 
     while facts is not None:
         if facts.receipt is not None:
-            return Done(proven=evidence.settle_by_receipt(claim, facts.receipt))
+            if not seen.ran:
+                return Done(proven=evidence.settle_by_receipt(claim, facts.receipt))
+            # Another attempt's answer arrived, and this one saw the sandbox running: a fresh look tells which was last.
+            seen = _Seen(sighting=_about(lease, (yield _look(provider, lease))))
+            if isinstance(seen.sighting, Running):
+                evidence.sighted_running(claim, facts.epoch)
+                facts, seen.ran = evidence.standing(claim), True
+                continue
+            if not isinstance(_decide(facts, seen, context), decisions.Discharge):
+                return InTransition("unclear")
         match _decide(facts, seen, context):
             case decisions.Look():
-                seen.sighting = yield _look(provider, lease)
+                seen.sighting = _about(lease, (yield _look(provider, lease)))
                 if isinstance(seen.sighting, Running):
-                    evidence.sighted_running(claim, facts.epoch)
+                    seen.ran = True
+                    if facts.proven_before:
+                        evidence.sighted_running(claim, facts.epoch)
             case decisions.Stop() as step:
-                facts = _announce(claim, step, seen, context)
-                if facts is not None and _decide(facts, seen, context) == step:
+                facts, announced = _announce(claim, step, seen, context)
+                if announced:
                     seen.stop = yield from _change(_stop(provider, lease), seen)
             case decisions.Delete() as step:
-                facts = _announce(claim, step, seen, context)
-                if facts is not None and _decide(facts, seen, context) == step:
+                facts, announced = _announce(claim, step, seen, context)
+                if announced:
                     seen.delete = yield from _change(_delete(provider, lease), seen)
             case decisions.Discharge(evidence=proof, ended=ended):
                 if isinstance(seen.sighting, Gone) and (yield _identify(provider)) != lease.account_identity:
@@ -86,12 +101,18 @@ def teardown(claim: Claim, context: Context) -> Generator[Call, Any, Outcome]:
 
 def _announce(
     claim: Claim, step: decisions.Stop | decisions.Delete, seen: _Seen, context: Context
-) -> evidence.Standing | None:
+) -> tuple[evidence.Standing | None, bool]:
+    """Return the facts read again, and whether the call was announced: sent it may be only then."""
+    announced = False
+
     def still_due(facts: evidence.Standing) -> bool:
-        return facts.receipt is None and _decide(facts, seen, context) == step
+        nonlocal announced
+        announced = facts.receipt is None and _decide(facts, seen, context) == step
+        return announced
 
     call = "stop" if isinstance(step, decisions.Stop) else "delete"
-    return evidence.announce(claim, call, still_due, clock=context.clock)
+    facts = evidence.announce(claim, call, still_due, clock=context.clock)
+    return facts, announced
 
 
 def _decide(facts: evidence.Standing, seen: _Seen, context: Context) -> decisions.Decision:
@@ -108,6 +129,15 @@ def _decide(facts: evidence.Standing, seen: _Seen, context: Context) -> decision
     )
 
 
+def _about(lease: Lease, answer: Any) -> Sighting:
+    """Return the answer as a sighting of the lease's sandbox. Anything else proves nothing and is never guessed at."""
+    if not isinstance(answer, Sighting):
+        raise ProviderError(ErrorKind.PROTOCOL, f"inspect answered {type(answer).__name__}, which is no sighting")
+    if not isinstance(answer, Gone) and answer.resource.resource_id != lease.resource_id:
+        raise ProviderError(ErrorKind.PROTOCOL, "inspect answered about another sandbox")
+    return answer
+
+
 def _is_foreign(sighting: Sighting | None, installation: str) -> bool:
     if sighting is None or isinstance(sighting, Gone):
         return False
@@ -119,7 +149,7 @@ def _change(call: Call, seen: _Seen) -> Generator[Call, Any, Sent]:
     try:
         yield call
     except ProviderError as error:
-        if is_about_the_account(error.kind):
+        if is_about_the_account(error.kind) or error.kind == ErrorKind.NOT_READY:
             raise
         seen.sighting = None
         return error.kind

@@ -297,7 +297,7 @@ class Migration(migrations.Migration):
                             ("foreign_marks", "the sandbox carries another installation's marks; decide whose it is"),
                             (
                                 "identity_conflict",
-                                "two different sandboxes answer for one creation; decide which is ours",
+                                "a live lease already owns the sandbox that answered; decide whose it is",
                             ),
                             ("invalid_snapshot", "the recorded configuration no longer fits the provider's schema"),
                         ],
@@ -714,6 +714,12 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name="operation",
             constraint=models.CheckConstraint(
+                condition=models.Q(("account_identity", ""), _negated=True), name="operation_names_its_account"
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="operation",
+            constraint=models.CheckConstraint(
                 condition=models.Q(("state__in", ["pending", "attached", "resolved"])), name="operation_state_is_known"
             ),
         ),
@@ -1020,6 +1026,12 @@ class Migration(migrations.Migration):
             model_name="lease",
             constraint=models.CheckConstraint(
                 condition=models.Q(("resource_id", ""), _negated=True), name="lease_names_its_sandbox"
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="lease",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("account_identity", ""), _negated=True), name="lease_names_its_account"
             ),
         ),
         migrations.AddConstraint(

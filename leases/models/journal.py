@@ -58,6 +58,7 @@ class Operation(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["account", "name"], name="operation_name_is_unique"),
+            models.CheckConstraint(condition=~Q(account_identity=""), name="operation_names_its_account"),
             models.CheckConstraint(
                 condition=Q(state__in=["pending", "attached", "resolved"]), name="operation_state_is_known"
             ),

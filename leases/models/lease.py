@@ -80,6 +80,7 @@ class Lease(models.Model):
                 name="lease_is_active_until_released",
             ),
             models.CheckConstraint(condition=~Q(resource_id=""), name="lease_names_its_sandbox"),
+            models.CheckConstraint(condition=~Q(account_identity=""), name="lease_names_its_account"),
             models.CheckConstraint(condition=Q(epoch__gte=1), name="lease_epoch_is_positive"),
             models.UniqueConstraint(
                 fields=["account", "resource_id"],

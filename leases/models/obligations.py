@@ -44,6 +44,10 @@ class Obligation(models.Model):
         CREATION_NOT_FOUND = "creation_not_found", "look for it at the provider: its creation window passed unseen"
         NO_LOOKUP = "no_lookup", "find the sandbox by hand: this provider cannot look a creation up by name"
         FOREIGN_MARKS = "foreign_marks", "the sandbox carries another installation's marks; decide whose it is"
+        IDENTITY_CONFLICT = (
+            "identity_conflict",
+            "a live lease already owns the sandbox that answered; decide whose it is",
+        )
         INVALID_SNAPSHOT = "invalid_snapshot", "the recorded configuration no longer fits the provider's schema"
 
     id = models.BigAutoField(primary_key=True)

@@ -10,8 +10,8 @@ import pytest
 import leases
 from cleanup import claims, engine
 from cleanup.claims import claim, new_ids
-from cleanup.clock import boottime
 from cleanup.engine import Engine
+from leases.clock import boottime
 from leases.models import ActivityEntry, Attempt, Lease, Obligation, ProviderAccount, Receipt
 from providers import registry
 from providers.contract import ACCOUNT_KINDS, ErrorKind, ProviderError

@@ -11,8 +11,8 @@ from django.db import connection, transaction
 import leases
 from cleanup import claims
 from cleanup.claims import claim, new_ids
-from cleanup.clock import boottime
 from cleanup.engine import Engine
+from leases.clock import boottime
 from leases.models import ActivityEntry, Attempt, Lease, Obligation, Receipt
 from leases.waking import wake
 from providers.contract import ErrorKind, ProviderError

@@ -10,9 +10,9 @@ from django.db import connection
 import leases
 from cleanup import tasks
 from cleanup.claims import claim, new_ids
-from cleanup.clock import boottime
 from cleanup.engine import Engine
 from leases import bridging
+from leases.clock import boottime
 from leases.errors import AcquireRejected, AdmissionClosed
 from leases.models import BridgeActivity, Environment, Lease, Obligation, Operation, Run
 from leases.waking import wake

@@ -12,9 +12,9 @@ from django.db import transaction
 
 from cleanup import backoff, claims
 from cleanup.claims import claim, new_ids
-from cleanup.clock import boottime
 from cleanup.engine import Engine
 from cleanup.keeper import Keeper
+from leases.clock import boottime
 from leases.models import Attempt, Obligation
 from providers.contract import ErrorKind
 from tests.concurrency import BOUND, Background, Gate

@@ -6,8 +6,8 @@ import pytest
 
 import leases
 from cleanup.claims import claim, new_ids
-from cleanup.clock import boottime
 from cleanup.engine import Engine
+from leases.clock import boottime
 from leases.errors import LeaseError, NotFound
 from leases.models import ActivityEntry, Lease, Obligation
 from providers.contract import ErrorKind

@@ -6,8 +6,8 @@ import pytest
 
 from cleanup import claims
 from cleanup.claims import Selection, claim, new_ids
-from cleanup.clock import boottime
 from cleanup.engine import Engine
+from leases.clock import boottime
 from leases.models import Attempt, Lease, Obligation
 from providers.contract import ErrorKind
 from tests import factories

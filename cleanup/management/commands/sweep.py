@@ -129,4 +129,3 @@ _UNPAID = frozenset({"failed", "busy", "quieted", "not_seen", "handed_back", "un
 
 def _advance(bar: tqdm[Any]) -> None:
     bar.update()
-

@@ -17,6 +17,8 @@ $$;
 --    activity could not see another one that ends in a concurrent transaction. The settle evaluates.
 CREATE FUNCTION leases_activity_ended() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
+    -- A release that did not see this end holds the lease until its teardown is there to be woken.
+    PERFORM 1 FROM leases_lease WHERE id = NEW.lease_id FOR SHARE;
     PERFORM leases_wake(o.id) FROM leases_obligation o
       WHERE o.lease_id = NEW.lease_id AND o.kind = 'teardown' AND o.closed_at IS NULL;
     RETURN NULL;
@@ -25,6 +27,18 @@ CREATE TRIGGER activity_end_wakes_teardown AFTER UPDATE ON leases_bridgeactivity
     FOR EACH ROW WHEN (OLD.ended_at IS NULL AND NEW.ended_at IS NOT NULL)
     EXECUTE FUNCTION leases_activity_ended();
 ALTER TABLE leases_bridgeactivity ENABLE ALWAYS TRIGGER activity_end_wakes_teardown;
+
+-- Late evidence wakes too: the id of a sandbox that its creation had not told of is work for its recovery, quiet or not.
+CREATE FUNCTION leases_resource_learned() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM leases_wake(o.id) FROM leases_obligation o
+      WHERE o.operation_id = NEW.id AND o.kind = 'recover_creation' AND o.closed_at IS NULL AND o.quiet <> '';
+    RETURN NULL;
+END $$;
+CREATE TRIGGER resource_learned_wakes_recovery AFTER UPDATE ON leases_operation
+    FOR EACH ROW WHEN (OLD.resource_id = '' AND NEW.resource_id <> '')
+    EXECUTE FUNCTION leases_resource_learned();
+ALTER TABLE leases_operation ENABLE ALWAYS TRIGGER resource_learned_wakes_recovery;
 
 -- 3. Notifying the beat: on commit, and only when a deadline is created or moves earlier (NULL is infinity), because a
 --    notification serialises commits. The payload is the deadline in seconds since 1970; duplicates within one
@@ -136,6 +150,10 @@ BEGIN
     IF (OLD.resource_id <> '' AND NEW.resource_id <> OLD.resource_id)
        OR (OLD.lease_id IS NOT NULL AND NEW.lease_id IS DISTINCT FROM OLD.lease_id)
        OR NEW.name <> OLD.name
+       OR NEW.account_identity <> OLD.account_identity
+       OR NEW.lease_uuid <> OLD.lease_uuid
+       OR NEW.run_uuid IS DISTINCT FROM OLD.run_uuid
+       OR (OLD.state = 'attached' AND NEW.state = 'pending')
        OR (NEW.company_id, NEW.account_id) IS DISTINCT FROM (OLD.company_id, OLD.account_id)
        OR (OLD.state = 'resolved' AND NEW.state <> 'resolved')
     THEN
@@ -163,6 +181,9 @@ CREATE TRIGGER obligation_is_bound BEFORE UPDATE ON leases_obligation
     EXECUTE FUNCTION leases_obligation_is_bound();
 ALTER TABLE leases_obligation ENABLE ALWAYS TRIGGER obligation_is_bound;
 
+-- A deadline is a time that comes: an infinite one would be owed and never tried.
+ALTER TABLE leases_obligation ADD CONSTRAINT obligation_is_due_at_a_time CHECK (isfinite(due_at));
+
 -- 7. What must be true at commit. The check locks the lease (the operation), so that two transactions that each see half
 --    of a change cannot both pass; our own code holds that lock already.
 CREATE FUNCTION leases_assert_lease(p_lease uuid) RETURNS void LANGUAGE plpgsql AS $$
@@ -181,7 +202,9 @@ BEGIN
                            WHERE r.lease_id = l.id AND r.epoch = l.epoch
                              AND (l.state IN ('released', 'retained') OR r.evidence IN ('destroyed', 'absent')))
                OR EXISTS (SELECT 1 FROM leases_obligation o
-                           WHERE o.lease_id = l.id AND o.kind = 'teardown' AND o.closed_as = 'unverified');
+                           WHERE o.lease_id = l.id AND o.kind = 'teardown' AND o.closed_as = 'unverified'
+                             AND o.id = (SELECT max(t.id) FROM leases_obligation t
+                                          WHERE t.lease_id = l.id AND t.kind = 'teardown'));
         IF NOT proven THEN
             RAISE EXCEPTION 'lease % cannot be % without a receipt of epoch %', l.id, l.state, l.epoch
                 USING ERRCODE = 'check_violation', CONSTRAINT = 'lease_settles_with_proof';

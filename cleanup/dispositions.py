@@ -1,0 +1,98 @@
+"""Writing what became of an attempt: each outcome of a handler to its row, fenced, and to its account.
+
+Every write here is fenced by the attempt, and so safe to repeat after a COMMIT whose reply was lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from cleanup import accounts, backoff, claims, work
+from cleanup.claims import Claim
+from cleanup.decisions import is_about_the_account
+from cleanup.work import Outcome
+from leases.models import Attempt, Obligation
+from providers.contract import ErrorKind, ProviderError
+
+Kind = Attempt.Outcome
+
+UNPROVEN_DELAY = 1.0
+"""Seconds after which a row is due again whose proof did not fit any more when it was to be settled."""
+
+_ANSWERS = frozenset({ErrorKind.NAME_TAKEN, ErrorKind.NOT_FOUND, ErrorKind.INVALID, ErrorKind.REFUSED})
+"""Failures that only an account that works can answer with. A timeout neither opens a circuit nor resets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written: the attempt's outcome, and for a row in transition the seconds until it is due."""
+
+    outcome: str
+    looks_again_in: float | None = None
+
+
+def write(claim: Claim, outcome: Outcome, *, called: bool, random: Random) -> Written:
+    """Write an outcome. `called` says that the provider was asked, so that an answer can count for the account."""
+    match outcome:
+        case work.Done(proven=True):
+            _answered(claim, called)
+            return Written(Kind.PROVEN)
+        case work.Done():
+            # Superseded, or the facts changed under the lock: in the latter case the row is still ours to give back.
+            held = claims.postpone(claim, Kind.HANDED_BACK, delay=UNPROVEN_DELAY)
+            return Written(Kind.HANDED_BACK if held else Kind.SUPERSEDED)
+        case work.Draining(until=until):
+            claims.postpone(claim, Kind.DRAINING, until=until)
+            return Written(Kind.DRAINING)
+        case work.InTransition():
+            _answered(claim, called)
+            return _busy(claim, random)
+        case work.NotSeen(delay=delay):
+            _answered(claim, called)
+            claims.postpone(claim, Kind.NOT_SEEN, delay=delay)
+            return Written(Kind.NOT_SEEN)
+        case work.NeedsOperator(why=why):
+            claims.quiet_down(claim, why)
+            return Written(Kind.QUIETED)
+        case work.HandBack(delay=delay):
+            claims.postpone(claim, Kind.HANDED_BACK, delay=delay)
+            return Written(Kind.HANDED_BACK)
+        case work.Failed(kind=ErrorKind.BUSY):
+            return _busy(claim, random)
+        case work.Failed(kind=ErrorKind.RATE_LIMITED) as failure:
+            # The account is not ready; the row did nothing wrong, and no attempt of it is counted.
+            error = ProviderError(failure.kind, failure.excerpt, retry_after=failure.retry_after)
+            delay = accounts.throttled(claim, error)
+            claims.postpone(claim, Kind.BUSY, delay=delay, error_kind=failure.kind, excerpt=error.excerpt)
+            return Written(Kind.BUSY)
+        case work.Failed() as failure:
+            return _failed(claim, failure, random)
+
+
+def _answered(claim: Claim, called: bool) -> None:  # noqa: FBT001 - private
+    if called:
+        accounts.answered(claim)
+
+
+def _busy(claim: Claim, random: Random) -> Written:
+    delay = backoff.busy(claim.busy_count + 1, random)
+    held = claims.postpone(claim, Kind.BUSY, delay=delay, busy=True, error_kind=ErrorKind.BUSY)
+    return Written(Kind.BUSY, delay if held else None)
+
+
+def _failed(claim: Claim, failure: work.Failed, random: Random) -> Written:
+    held = claims.postpone(
+        claim,
+        Kind.FAILED,
+        delay=backoff.cooldown(claim.failures + 1, random),
+        failed=True,
+        error_kind=failure.kind,
+        excerpt=failure.excerpt,
+    )
+    if held and claim.kind != Obligation.Kind.PROBE_ACCOUNT:
+        if failure.about_account or is_about_the_account(failure.kind):
+            accounts.failed(claim, failure.kind)
+        elif failure.kind in _ANSWERS:
+            accounts.answered(claim)
+    return Written(Kind.FAILED)
