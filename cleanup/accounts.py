@@ -40,7 +40,7 @@ def answered(claim: Claim) -> None:
 def throttled(claim: Claim, error: ProviderError) -> float:
     """The account calls too often (429): nothing is claimed until the provider's `Retry-After`. Returns the seconds."""
     said = error.retry_after
-    wait = said if said is not None and math.isfinite(said) else RATE_LIMIT_DEFAULT
+    wait = said if said is not None and math.isfinite(said) and said > 0 else RATE_LIMIT_DEFAULT
     wait = min(max(wait, RATE_LIMIT_SHORTEST), RATE_LIMIT_LONGEST)
     until = Now() + timedelta(seconds=wait)
     ProviderAccount.objects.filter(pk=claim.account_id).update(

@@ -115,10 +115,11 @@ def _save_answered_id(operation: Operation, resource_id: str) -> None:
             save_resource_id(operation, resource_id)
     except IntegrityError:
         with transaction.atomic():
-            stray = Operation.objects.get(pk=operation.pk)
-            stray.pk, stray.lease_uuid, stray.lease = uuid4(), uuid4(), None
-            stray.name, stray.resource_id = f"pe-{stray.pk.hex}", resource_id
-            stray.state, stray.resolved_at, stray.cancelled_at = Operation.State.PENDING, None, Now()
+            stray_id = uuid4()
+            fields = (field.attname for field in Operation._meta.concrete_fields)  # noqa: SLF001 - Django's own API
+            stray = Operation(**{name: getattr(operation, name) for name in fields if name not in _OF_ONE_SANDBOX})
+            stray.id, stray.lease_uuid, stray.name = stray_id, uuid4(), f"pe-{stray_id.hex}"
+            stray.resource_id, stray.cancelled_at = resource_id, Now()
             stray.save(force_insert=True)
             _owe_recovery(stray, due_in=0)
             audit.record("operation.second_sandbox", stray, company_id=stray.company_id, of=str(operation.pk))
@@ -126,6 +127,10 @@ def _save_answered_id(operation: Operation, resource_id: str) -> None:
             "the provider answered with another sandbox than the one that was found; both are being destroyed",
             code="identity_conflict",
         ) from None
+
+
+_OF_ONE_SANDBOX = {"id", "name", "lease_uuid", "lease_id", "resource_id", "state", "looks", "created_at", "resolved_at"}
+"""What a second operation for the same creation does not take over."""
 
 
 def save_resource_id(operation: Operation, resource_id: str) -> None:

@@ -105,8 +105,8 @@ FORMULA: dict[str, tuple[dict[str, float | str], Rows, float | None, float | Non
     "a probe behind calls that still fill the account": (
         {"circuit": "open", "concurrency_limit": 1},
         lambda a: [claimed(owed(a, 0), protected_for=700), probe(a, due_in=-5)],
-        700,
-        30,
+        -5,
+        -5,
     ),
 }
 

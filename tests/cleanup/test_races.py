@@ -207,6 +207,7 @@ def test_a_suspended_worker_does_not_send_late(rehearsal, call) -> None:
     assert rehearsal.world.count(call) == 0
     attempt = Attempt.objects.get(obligation=_owed(lease))
     assert attempt.announced_call == call
+    _protection_ends(_owed(lease))  # it is due again in a moment
     assert Engine().sweep(rehearsal.account.pk).outcomes == {"proven": 1}
 
 
@@ -264,6 +265,8 @@ def test_a_terminated_backend_costs_no_attempt(rehearsal) -> None:
         cursor.execute("SELECT pg_backend_pid()")
         pids.append(cursor.fetchone()[0])
     rehearsal.world.hooks["inspect"] = terminate
+    assert Engine().sweep(rehearsal.account.pk).outcomes == {"handed_back": 1}
+    _protection_ends(_owed(lease))  # it is due again in a moment
     Engine().sweep(rehearsal.account.pk)
     lease.refresh_from_db()
     assert lease.state == Lease.State.EXPIRED

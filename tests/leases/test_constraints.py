@@ -473,6 +473,19 @@ def _() -> Any:
     return another(row, resource_id=""), another(row, resource_id="another")
 
 
+@refuses("lease_names_its_account")
+def _() -> Any:
+    row = factories.lease()
+    return another(row, account_identity="", resource_id="another"), another(row, resource_id="another")
+
+
+@refuses("operation_names_its_account")
+def _() -> Any:
+    row = factories.operation(state="resolved", resolved_at=factories.at(0))
+    new = {"name": "another", "lease_uuid": uuid4()}
+    return another(row, account_identity="", **new), another(row, **new)
+
+
 @refuses("lease_epoch_is_positive")
 def _() -> Any:
     row = factories.lease()
@@ -752,6 +765,32 @@ def _() -> Any:
     lease = factories.lease(factories.environment(probe.account))
     teardown = {"kind": "teardown", "probed_account_id": None, "lease_id": lease.pk, "verb": "delete"}
     return change(probe, **teardown), change(probe, kind="probe_account")
+
+
+for _never in ("infinity", "-infinity"):
+
+    @refuses("obligation_is_due_at_a_time")
+    def _(never: str = _never) -> Any:
+        row = factories.teardown()
+        return change(row, due_at=never), change(row, due_at=NOW)
+
+
+@refuses("operation_facts_are_final", trigger="operation_is_monotone")
+def _() -> Any:
+    row = factories.operation()
+    return change(row, account_identity="another"), change(row, account_identity=row.account_identity)
+
+
+@refuses("operation_facts_are_final", trigger="operation_is_monotone")
+def _() -> Any:
+    row = factories.operation()
+    return change(row, lease_uuid=uuid4()), change(row, lease_uuid=row.lease_uuid)
+
+
+@refuses("operation_facts_are_final", trigger="operation_is_monotone")
+def _() -> Any:
+    row = factories.operation()
+    return change(row, run_uuid=uuid4()), change(row, run_uuid=row.run_uuid)
 
 
 CLAIM_IS_WHOLE = "obligation_claim_is_whole"
@@ -1323,6 +1362,7 @@ def test_an_account_notifies_when_more_of_it_can_be_claimed_and_at_no_other_time
 
 ACTING = {
     "activity_end_wakes_teardown": "wakes; test_the_end_of_work_wakes_the_teardown_whoever_writes_it",
+    "resource_learned_wakes_recovery": "wakes; tests/scenarios/test_creation.py::test_an_id_that_comes_late_wakes_...",
     "obligation_created_notifies": "notifies; test_the_beat_is_notified_of_a_deadline_...",
     "obligation_earlier_notifies": "notifies; test_the_beat_is_notified_of_a_deadline_...",
     "account_opened_notifies": "notifies; test_an_account_notifies_when_more_of_it_can_be_claimed_...",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import DataError, IntegrityError, connection, transaction
 
 import leases
 from cleanup.engine import Engine
@@ -84,7 +84,7 @@ def test_a_journal_that_cannot_be_written_means_that_the_provider_is_never_calle
     """S-055."""
 
     def refuse(*_: Any, **__: Any) -> None:
-        raise IntegrityError("no space left on device")
+        raise IntegrityError("the database does not take it")
 
     monkeypatch.setattr(acquisition.audit, "record", refuse)
     with pytest.raises(IntegrityError):
@@ -120,10 +120,10 @@ def test_an_id_that_cannot_be_saved_leads_to_no_destructive_call(
     """S-049: the acquire fails, and the recovery does what is right."""
 
     def refuse(*_: Any) -> None:
-        raise IntegrityError("no space left on device")
+        raise DataError("the database does not take it")
 
     monkeypatch.setattr(acquisition, "save_resource_id", refuse)
-    with pytest.raises(IntegrityError):
+    with pytest.raises(DataError):
         acquired(rehearsal)
     monkeypatch.undo()
     assert rehearsal.world.count("delete") == 0

@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 import leases
-from cleanup import tasks
+from cleanup import dispositions, tasks
 from cleanup.claims import claim, new_ids
 from cleanup.engine import Engine
 from leases import bridging
@@ -137,7 +137,9 @@ def test_of_two_activities_that_end_at_the_same_time_neither_leaves_the_teardown
     assert sweep(rehearsal) == {"proven": 1}
 
 
-def test_work_that_ends_while_an_attempt_evaluates_makes_the_row_due_at_once(rehearsal: Rehearsal) -> None:
+def test_work_that_ends_while_an_attempt_evaluates_makes_the_row_due_at_once(
+    rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The wake falls between evaluation and settle: the settle sees that `wakes` moved."""
     lease = acquired(rehearsal)
     working = Gate()
@@ -150,16 +152,16 @@ def test_work_that_ends_while_an_attempt_evaluates_makes_the_row_due_at_once(reh
     working.wait()
     leases.release(lease.pk)
     wake(owed(lease).pk)
-    engine = Engine()
-    write = engine._write
+    write = dispositions.write
 
-    def write_late(one: Any, outcome: Any) -> str:
+    def write_late(*args: Any, **options: Any) -> dispositions.Written:
         working.open()
         background.result()
-        return write(one, outcome)
+        return write(*args, **options)
 
-    engine._write = write_late  # type: ignore[method-assign]
-    engine.sweep(rehearsal.account.pk)
+    monkeypatch.setattr("cleanup.engine.write", write_late)
+    Engine().sweep(rehearsal.account.pk)
+    monkeypatch.undo()
     sweep(rehearsal)
     assert attempts(owed(lease)) == ["draining", "proven"]
 
