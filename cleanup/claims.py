@@ -179,14 +179,19 @@ def claim(
 
 
 def reclaim(ids: Sequence[UUID], *, clock: Clock) -> list[Claim]:
-    """Return the obligations that carry these attempt ids, with their protection renewed (after a lost reply)."""
-    at = clock()
+    """Return the obligations that carry these attempt ids, with their protection renewed (after a lost reply).
+
+    Read without a lock, so that none is missed, and then renewed like all others. A row that could not be renewed is
+    worked on all the same; a call that changes something renews it first, in its announcement.
+    """
     with connection.cursor() as cursor:
         cursor.execute(
-            f"UPDATE leases_obligation SET due_at = now() + %s WHERE attempt_id = ANY(%s) RETURNING {_COLUMNS}",  # noqa: S608
-            [_PROTECTION, list(ids)],
+            f"SELECT {_COLUMNS} FROM leases_obligation WHERE attempt_id = ANY(%s)",  # noqa: S608 - a constant
+            [list(ids)],
         )
-        return [_claim(row, at) for row in cursor.fetchall()]
+        claimed = [_claim(row, clock() - PROTECTION) for row in cursor.fetchall()]
+    renew(claimed, clock=clock)
+    return [one for one in claimed if not one.lost]
 
 
 def renew(claims: Sequence[Claim], *, clock: Clock) -> None:

@@ -33,7 +33,7 @@ from leases.models import (
     Run,
 )
 from leases.waking import wake
-from providers.contract import MARK_INSTALLATION, MARK_PREFIX, Created, ErrorKind, ProviderError
+from providers.contract import MARK_INSTALLATION, MARK_PREFIX, Created, ErrorKind, ProviderError, usable
 from providers.registry import AnyProvider, ConfigurationError, ProviderUnavailable, load, validate
 
 
@@ -74,6 +74,7 @@ def acquire(
         raise _not_created(operation, ProviderError(ErrorKind.TIMEOUT, "too late to be sent", nothing_allocated=True))
     try:
         created = provider.create(operation.name, operation.marks, config, within=bounds.CREATE)
+        usable(created.resource)
     except ProviderError as error:
         failure = error
         raise persistently(lambda: _not_created(operation, failure)) from error

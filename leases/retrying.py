@@ -44,9 +44,12 @@ def retry_obligations(ids: Iterable[int], *, actor: str, reason: str) -> int:
         # In the order in which a Stop comes to them (leases by id, then operations by id), so that the two cannot
         # deadlock; the probes, which no Stop touches, last and in an order of their own.
         owed = Obligation.objects.filter(pk__in=list(ids), closed_at__isnull=True).select_related("account")
-        accounts = set()
+        accounts, probes = set(), set()
         for obligation in owed.order_by(F("lease_id").asc(nulls_last=True), "operation_id", "pk"):
-            wake(obligation.pk, explicit=True)
+            if obligation.kind == Obligation.Kind.PROBE_ACCOUNT:
+                probes.add(obligation.pk)
+            else:
+                wake(obligation.pk, explicit=True)
             if obligation.account.circuit == ProviderAccount.Circuit.OPEN:
                 accounts.add(obligation.account_id)
             audit.record(
@@ -59,14 +62,14 @@ def retry_obligations(ids: Iterable[int], *, actor: str, reason: str) -> int:
                 lease=str(obligation.lease_id) if obligation.lease_id else None,
             )
             count += 1
-        _wake_probes(accounts)
+        for pk in sorted(probes | _probes_of(accounts)):
+            wake(pk, explicit=True)
     return count
 
 
-def _wake_probes(accounts: set[UUID]) -> None:
+def _probes_of(accounts: set[UUID]) -> set[int]:
     """Behind an open circuit nothing but its probe is claimed, so that is what a person's request must reach."""
     probes = Obligation.objects.filter(
         probed_account_id__in=accounts, kind=Obligation.Kind.PROBE_ACCOUNT, closed_at__isnull=True
     )
-    for pk in probes.order_by("pk").values_list("pk", flat=True):
-        wake(pk, explicit=True)
+    return set(probes.values_list("pk", flat=True))

@@ -124,10 +124,6 @@ class Resource:
     name: str
     marks: Mapping[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if not (0 < len(self.resource_id) <= RESOURCE_ID_LIMIT and self.resource_id.isprintable()):
-            raise ProviderError(ErrorKind.PROTOCOL, f"not a usable resource id: {self.resource_id!r}")
-
 
 @dataclass(frozen=True, slots=True)
 class Running:
@@ -166,6 +162,13 @@ class Unknown:
 
     resource: Resource
     reason: str = ""
+
+
+def usable(resource: Resource) -> Resource:
+    """Return a resource that a provider answered, or raise `PROTOCOL` where its id cannot be kept."""
+    if 0 < len(resource.resource_id) <= RESOURCE_ID_LIMIT and resource.resource_id.isprintable():
+        return resource
+    raise ProviderError(ErrorKind.PROTOCOL, f"not a usable resource id: {resource.resource_id!r}")
 
 
 Sighting = Running | Stopped | Gone | Busy | Unknown

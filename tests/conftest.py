@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from providers import registry
+# Before anything imports it: its assertions are to tell what they saw.
+pytest.register_assert_rewrite("providers.conformance")
+
+from providers import registry  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.stage import Rehearsal

@@ -22,7 +22,7 @@ from cleanup.work import Call, Context, Done, Failed, NeedsOperator, NotSeen, Ou
 from leases import audit, bounds, transitions
 from leases.acquisition import is_owned, save_resource_id
 from leases.models import Obligation, Operation
-from providers.contract import MARK_INSTALLATION, MARK_PREFIX, ErrorKind, Resource
+from providers.contract import MARK_INSTALLATION, MARK_PREFIX, ErrorKind, Resource, usable
 from providers.registry import AnyProvider
 
 
@@ -39,7 +39,7 @@ def recover_creation(claim: Claim, context: Context) -> Generator[Call, Any, Out
     found: Resource | None = yield Call("find", lambda: provider.find(operation.name, within=bounds.FIND), bounds.FIND)
     if found is None:
         return _not_found(operation)
-    if not _is_ours(found, operation, context.installation):
+    if not _is_ours(usable(found), operation, context.installation):
         return NeedsOperator(Obligation.Quiet.FOREIGN_MARKS)
     save_resource_id(operation, found.resource_id)
     return _own(claim, found.resource_id)

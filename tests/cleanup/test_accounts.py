@@ -359,7 +359,6 @@ def test_a_lease_of_the_old_account_is_not_settled_by_the_new_one_though_both_an
     assert Receipt.objects.filter(lease=lease).count() == 0
 
 
-# BUG, failing: an empty identity equals the empty identity on record.
 def test_an_account_that_attests_nothing_proves_no_absence(rehearsal: Rehearsal) -> None:
     """Nothing equals nothing, and is no identity: an acquire that is refused, or a teardown without proof, is right."""
     rehearsal.world.identity = ""
@@ -480,7 +479,6 @@ def test_a_worker_that_is_not_ready_gives_back_uncounted_and_leaves_the_account_
     assert Engine().sweep(rehearsal.account.pk).outcomes == {"proven": 2}
 
 
-# BUG, failing: NOT_READY from stop and delete goes through `decide` and is counted as a failure.
 @pytest.mark.parametrize("call", ["identify", "inspect", "stop", "delete"])
 def test_a_call_that_this_process_cannot_make_is_no_failure_of_the_row(rehearsal: Rehearsal, call: str) -> None:
     """Design 5 and 7: nothing was sent, another worker may do it, and no attempt is consumed."""

@@ -214,8 +214,9 @@ def test_a_hint_that_the_broker_did_not_take_is_sent_when_it_is_back(beat: Start
 def test_a_connection_that_the_broker_dropped_costs_no_hint(beat: Start, hints: Queue, broker: Relay) -> None:
     beat(CELERY_BROKER_URL=_broker_through(broker)).leads()
     first, second = factories.account(), factories.account()
-    owed(first)
+    row = owed(first)
     assert hints.hint() == first.pk
+    Obligation.objects.filter(pk=row.pk).update(due_at=at(3600))
     broker.cut()
     broker.mend()
     owed(second)

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.register_assert_rewrite("providers.conformance")
-
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

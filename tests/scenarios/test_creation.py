@@ -93,7 +93,6 @@ def test_a_journal_that_cannot_be_written_means_that_the_provider_is_never_calle
     assert Operation.objects.count() == 0
 
 
-# BUG, failing: the journal is only as durable as the outer transaction (`atomic(durable=True)` would refuse).
 def test_an_acquire_in_a_callers_transaction_is_refused_before_the_provider_is_called(rehearsal: Rehearsal) -> None:
     """S-055, design 1: nothing is on record until the *outer* transaction commits, and a crash or rollback loses all.
 
@@ -105,7 +104,6 @@ def test_an_acquire_in_a_callers_transaction_is_refused_before_the_provider_is_c
     assert rehearsal.world.boxes == {}
 
 
-# BUG, failing: `_not_created` counts NOT_READY as a lost reply.
 def test_a_create_that_this_process_cannot_send_owes_nothing(rehearsal: Rehearsal) -> None:
     """By the contract of `NOT_READY` nothing was sent, so no person need look for what cannot exist."""
     rehearsal.world.hooks["create"] = fails(ErrorKind.NOT_READY)
@@ -234,7 +232,6 @@ def test_the_capability_is_the_one_that_was_recorded(rehearsal: Rehearsal, monke
     assert sweep(rehearsal) == {"proven": 2}
 
 
-# BUG, failing: writing `resource_id` wakes nothing.
 @pytest.mark.parametrize("why", ["creation_not_found", "no_lookup"])
 def test_an_id_that_comes_late_wakes_a_recovery_that_had_given_up_looking(rehearsal: Rehearsal, why: str) -> None:
     """Design 7: late evidence wakes a quiet row, in the database.

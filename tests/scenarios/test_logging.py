@@ -52,7 +52,6 @@ def test_a_mistake_of_ours_is_logged_by_place_and_not_by_text(
     assert SECRET not in _everything_stored()
 
 
-# BUG, failing: `log.exception` in Engine._finish writes the text of the DatabaseError.
 def test_a_database_that_refuses_a_settle_is_logged_by_kind_and_ends_no_sweep(
     rehearsal: Rehearsal, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

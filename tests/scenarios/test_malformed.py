@@ -46,7 +46,6 @@ def test_a_deadline_is_a_time(value: str) -> None:
         _set(row, "due_at", value)
 
 
-# BUG, failing: no constraint keeps infinity out of due_at.
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("value", ["'infinity'", "'-infinity'"])
 def test_a_deadline_is_a_time_that_comes(value: str) -> None:

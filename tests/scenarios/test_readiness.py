@@ -62,7 +62,6 @@ def test_an_adapter_without_the_verbs_is_not_called_and_nothing_is_substituted(
     assert rehearsal.world.count("delete") == 0
 
 
-# BUG, failing: `inspect` that returns None means "not looked yet" to `decide`: asked again for ever, without a pause.
 def test_an_answer_that_is_none_of_the_contracts_proves_nothing(
     rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

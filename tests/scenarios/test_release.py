@@ -25,7 +25,6 @@ def test_a_release_with_a_matching_receipt_settles_and_keeps_it(rehearsal: Rehea
     assert (receipt.resource_id, receipt.epoch, receipt.ended) == (lease.resource_id, 1, "killed")
 
 
-# BUG, failing: the resource in a sighting is not compared with the lease's.
 def test_an_answer_about_another_sandbox_is_no_receipt(rehearsal: Rehearsal) -> None:
     """S-104: a receipt is about exactly this resource. An adapter that mixes handles up proves nothing."""
     lease = released(rehearsal, "reuse_by_environment")
@@ -159,7 +158,6 @@ def test_a_stronger_second_demand_wakes_the_row(rehearsal: Rehearsal) -> None:
     assert audited("lease.teardown.changed", lease) == 1
 
 
-# BUG, failing: Done(proven=False) of an attempt that still holds its row leaves it claimed for 15 min.
 def test_a_demand_that_becomes_stronger_while_a_call_is_in_flight_is_decided_on_before_the_next(
     rehearsal: Rehearsal,
 ) -> None:
