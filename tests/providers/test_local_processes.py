@@ -112,7 +112,9 @@ def test_a_sandbox_whose_supervisor_died_with_nothing_left_is_stopped_and_starts
 def test_a_process_that_cleared_its_mark_ends_with_its_sandbox(local: Local, tag: str, way: str) -> None:
     resource = local.create()
     pid = daemonise(local, resource, tag, "env -i")
-    assert b"PAPERCLIP" not in Path(f"/proc/{pid}/environ").read_bytes()
+    assert until(
+        lambda: b"PAPERCLIP" not in Path(f"/proc/{pid}/environ").read_bytes(), WITHIN
+    )  # `env` has done its work
     ends(local, resource, way)
     assert not pids_of(tag)
 
