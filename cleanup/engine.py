@@ -23,7 +23,7 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Min
+from django.db.models import Min, QuerySet
 from django.db.models.functions import Now
 
 from cleanup import claims, work
@@ -351,20 +351,24 @@ def _begin(claim: Claim, context: Context) -> Generator[Call, Any, Outcome]:
     return (yield from HANDLERS[claim.kind](claim, context))
 
 
+def due(selection: Selection = ALL, *, provider: str | None = None) -> QuerySet[Obligation]:
+    """Return the obligations that are due now, of this selection and, if given, at accounts of this provider."""
+    rows = Obligation.objects.filter(due_at__lte=Now())
+    if selection.kinds:
+        rows = rows.filter(kind__in=selection.kinds)
+    if selection.company_id:
+        rows = rows.filter(company_id=selection.company_id)
+    if selection.lease_id:
+        rows = rows.filter(lease_id=selection.lease_id)
+    if provider:
+        rows = rows.filter(account__provider=provider)
+    return rows
+
+
 def accounts_with_due_work(selection: Selection = ALL, *, provider: str | None = None) -> list[UUID]:
     """Return the accounts that owe something now, those owing longest first."""
-    due = Obligation.objects.filter(due_at__lte=Now())
-    if selection.kinds:
-        due = due.filter(kind__in=selection.kinds)
-    if selection.company_id:
-        due = due.filter(company_id=selection.company_id)
-    if selection.lease_id:
-        due = due.filter(lease_id=selection.lease_id)
-    if provider:
-        due = due.filter(account__provider=provider)
-    return list(
-        due.values("account_id").annotate(first=Min("due_at")).order_by("first").values_list("account_id", flat=True)
-    )
+    rows = due(selection, provider=provider).values("account_id").annotate(first=Min("due_at"))
+    return list(rows.order_by("first").values_list("account_id", flat=True))
 
 
 def hand_on(account_id: UUID) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.beats import eventually
 
-# RabbitMQ's own scripts first: Debian's wrapper of the same name changes the user, who may not enter a test's directory.
+# RabbitMQ's own scripts first: Debian's wrapper of that name changes the user, who may not enter a test's directory.
 _PATH = os.pathsep.join(["/usr/lib/rabbitmq/bin", os.environ.get("PATH", ""), "/usr/sbin"])
 
 

@@ -12,11 +12,10 @@ from uuid import UUID
 
 from django.core.management.base import BaseCommand, CommandError
 from django.db.models import QuerySet
-from django.db.models.functions import Now
 from tqdm import tqdm
 
 from cleanup.claims import Selection
-from cleanup.engine import Engine, Tally, accounts_with_due_work
+from cleanup.engine import Engine, Tally, accounts_with_due_work, due
 from leases.models import Company, Lease, Obligation
 from providers import registry
 
@@ -35,13 +34,13 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         selection = self._selection(options)
-        due = self._due(selection, options["provider"])
-        found = due.count()
+        rows = due(selection, provider=options["provider"])
+        found = rows.count()
         if options["dry_run"]:
-            self._show_due(due, found, options)
+            self._show_due(rows, found, options)
             return
         tally, interrupted = self._work(selection, options, found)
-        left = self._due(selection, options["provider"]).count()
+        left = due(selection, provider=options["provider"]).count()
         unpaid = left + sum(n for outcome, n in tally.outcomes.items() if outcome in _UNPAID)
         self._say(tally, found, left, as_json=options["json"])
         if interrupted:
@@ -81,20 +80,8 @@ class Command(BaseCommand):
             raise CommandError("--limit: must be at least 1")
         return Selection(kinds=tuple(options["kind"]), company_id=options["company"], lease_id=options["lease"])
 
-    def _due(self, selection: Selection, provider: str | None) -> QuerySet[Obligation]:
-        due = Obligation.objects.filter(due_at__lte=Now())
-        if selection.kinds:
-            due = due.filter(kind__in=selection.kinds)
-        if selection.company_id:
-            due = due.filter(company_id=selection.company_id)
-        if selection.lease_id:
-            due = due.filter(lease_id=selection.lease_id)
-        if provider:
-            due = due.filter(account__provider=provider)
-        return due
-
-    def _show_due(self, due: QuerySet[Obligation], found: int, options: dict[str, Any]) -> None:
-        rows = list(due.select_related("account").order_by("due_at")[: options["limit"] or 1000])
+    def _show_due(self, owed: QuerySet[Obligation], found: int, options: dict[str, Any]) -> None:
+        rows = list(owed.select_related("account").order_by("due_at")[: options["limit"] or 1000])
         if options["json"]:
             rows_out = [
                 {
@@ -110,8 +97,7 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps({"dry_run": True, "due": found, "rows": rows_out}, indent=2))
             return
         for row in rows:
-            subject = f"lease {row.lease_id}" if row.lease_id else f"operation {row.operation_id}"
-            self.stdout.write(f"#{row.pk} {row.kind} {row.verb} of {subject} at {row.account.name}")
+            self.stdout.write(f"#{row.pk} {row.kind} of {_subject(row)} at {row.account.name}")
         self.stdout.write(f"{found} due; nothing was asked or changed.")
 
     def _say(self, tally: Tally, found: int, left: int, *, as_json: bool) -> None:
@@ -125,6 +111,12 @@ class Command(BaseCommand):
 
 _UNPAID = frozenset({"failed", "busy", "quieted", "not_seen", "handed_back", "unwritten"})
 """Outcomes after which something that was due is still owed."""
+
+
+def _subject(row: Obligation) -> str:
+    if row.lease_id:
+        return f"lease {row.lease_id} ({row.verb})"
+    return f"operation {row.operation_id}" if row.operation_id else "the account"
 
 
 def _advance(bar: tqdm[Any]) -> None:
