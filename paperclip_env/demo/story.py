@@ -57,27 +57,27 @@ def _play(directory: Path, engine: Engine | str, machinery: Machinery, stack: Ex
     lock = (directory / "workshop" / "sandboxes" / refuser.lease.resource_name / "lock").open("r+")
     fcntl.flock(lock, fcntl.LOCK_EX)
     _say("One sandbox now refuses to stop: somebody else holds its lock.")
-    fault = _Fault(cast.flaky_directory)
+    fault: _Fault | None = _Fault(cast.flaky_directory)
     _say("One account is failing: where its state directory was there is none.")
 
     first, second = cast.parts[::2], cast.parts[1::2]
     for part in first:
         part.release()
     _say(f"{len(first)} leases released.")
-    wait_until("the first receipt", lambda: _proven(cast) > 0, seconds=20)
+    wait_until("the first receipt", lambda: _proven(cast) > 0, seconds=40)
     held = _in_flight(cast)
     machinery.end("worker", signal.SIGKILL)
     _say(f"The worker is killed with SIGKILL, in the middle of {held} teardowns.")
     for part in second:
         part.release()
-    wait_until("a hint in the broker", lambda: waiting_messages() > 0, seconds=20)
+    wait_until("a hint in the broker", lambda: waiting_messages() > 0, seconds=40)
     _say(f"{len(second)} more leases released, with no worker alive.")
     _say(f"The broker is emptied of everything, {empty_the_broker()} waiting message(s) among it.")
     machinery.start("worker")
     _say("A new worker starts. It has no memory and no message; it has the rows.")
 
     progress = tqdm(total=len(cast.parts), desc="receipts", unit="lease", disable=not sys.stderr.isatty())
-    healed_at, unlocked = time.monotonic() + 8, False
+    heals_at = time.monotonic() + 8
     deadline = time.monotonic() + _PATIENCE
     shown = -1
     while (done := _proven(cast)) < len(cast.parts) and time.monotonic() < deadline:
@@ -87,12 +87,14 @@ def _play(directory: Path, engine: Engine | str, machinery: Machinery, stack: Ex
             shown = done
         if ended := machinery.ended():
             raise RuntimeError(f"the {ended[0]} ended by itself")
-        if not unlocked and time.monotonic() > healed_at and _failures(refuser.lease) > 0:
-            lock.close()
+        if fault is not None and time.monotonic() > heals_at and _has_failed(cast.flaky):
             fault.end()
-            unlocked = True
+            fault = None
             circuit = ProviderAccount.objects.get(pk=cast.flaky.pk).circuit
-            _say(f"The lock is let go, and the failing account works again (its circuit is {circuit}).")
+            _say(f"The failing account works again; its circuit is {circuit}.")
+        if not lock.closed and time.monotonic() > heals_at and _looked_at(refuser.lease):
+            lock.close()
+            _say("The lock of the sandbox that refused is let go.")
         time.sleep(0.2)
     progress.update(_proven(cast) - progress.n)
     progress.close()
@@ -140,8 +142,13 @@ def _in_flight(cast: Cast) -> int:
     return Obligation.objects.filter(company=cast.company, attempt_id__isnull=False).count()
 
 
-def _failures(lease: Lease) -> int:
-    return sum(row.failures + row.busy_count for row in lease.obligations.all())
+def _looked_at(lease: Lease) -> bool:
+    """Whether some attempt at its teardown came to an end without proof."""
+    return any(row.failures + row.busy_count for row in lease.obligations.all())
+
+
+def _has_failed(account: ProviderAccount) -> bool:
+    return Obligation.objects.filter(account=account, failures__gt=0).exists()
 
 
 def _say(text: str) -> None:
