@@ -112,7 +112,7 @@ class Engine:
         self._answers: queue.SimpleQueue[tuple[_Task, Call, Any, ProviderError | NotSent | None]] = queue.SimpleQueue()
         self._tasks: set[_Task] = set()
         self._context = Context(
-            clock=self.clock, open_recorded=open_recorded, installation=str(Installation.current().pk)
+            clock=self.clock, open_recorded=open_recorded, installation=str(persistently(Installation.current).pk)
         )
         self._unready = self._short_of_slots = self._database_is_away = False
         self._claims_until = 0.0
@@ -373,7 +373,8 @@ def accounts_with_due_work(selection: Selection = ALL, *, provider: str | None =
 
 def hand_on(account_id: UUID) -> None:
     """Let what is due be hinted now: the hint that led to a sweep is used up. Clearing it wakes the beat (trigger)."""
-    ProviderAccount.objects.filter(pk=account_id, hinted_until__gt=Now()).update(hinted_until=None)
+    hinted = ProviderAccount.objects.filter(pk=account_id, hinted_until__gt=Now())
+    persistently(lambda: hinted.update(hinted_until=None))
 
 
 def _where(error: BaseException) -> str:

@@ -46,12 +46,16 @@ def wait(session: psycopg.Connection[Any]) -> bool:
     try:
         session.execute("SELECT pg_advisory_lock(%s)", [KEY])
     except psycopg.errors.LockNotAvailable:
+        _be_quick_again(session)
         overthrow_if_deaf(session)
         return False
-    finally:
-        if not session.closed:
-            session.execute("SET lock_timeout = '5s'")
+    # Not in a `finally`: a process that is told to end leaves the wait with its statement still open.
+    _be_quick_again(session)
     return True
+
+
+def _be_quick_again(session: psycopg.Connection[Any]) -> None:
+    session.execute("SET lock_timeout = '5s'")
 
 
 def overthrow_if_deaf(session: psycopg.Connection[Any]) -> None:
