@@ -47,6 +47,8 @@ class Bridge:
         Raises `AdmissionClosed` when the lease takes no work (any more), `WorkFailed` when the provider could not run
         it.
         """
+        if isinstance(argv, str | bytes) or not argv:
+            raise TypeError("argv is the program and its arguments, one string each, such as ['sh', '-c', 'ls']")
         command = Command(tuple(argv), cwd=cwd, env=dict(env or {}), stdin=stdin, timeout=timeout)
         within = timeout + bounds.EXECUTE_OVERHEAD
         lease, activity = self._admit(BridgeActivity.Kind.EXECUTE, within)

@@ -10,29 +10,34 @@ from collections.abc import Iterable
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, Q
 
 from leases import audit
 from leases.errors import LeaseError, NotFound
-from leases.models import Obligation, ProviderAccount, Run
+from leases.models import Lease, Obligation, ProviderAccount, Run
 from leases.waking import wake
 
 
-def retry(*, company_id: UUID, run_id: UUID, actor: str, reason: str) -> int:
-    """Ask for one attempt at each open obligation of one run of one company. Returns how many were asked for.
+def retry(
+    *, company_id: UUID, run_id: UUID | None = None, lease_id: UUID | None = None, actor: str, reason: str
+) -> int:
+    """Ask for one attempt at each open obligation of one run, or of one lease, of one company.
 
-    Raises `NotFound` for a run that this company does not have, `LeaseError` when no reason is given.
+    Returns how many were asked for. Raises `NotFound` for a run or lease that this company does not have, `LeaseError`
+    when no reason is given, or not exactly one of the two.
     """
-    if not Run.objects.filter(pk=run_id, company_id=company_id).exists():
-        raise NotFound(f"no run {run_id} in this company")
+    if (run_id is None) == (lease_id is None):
+        raise LeaseError("name either a run or a lease", code="invalid")
     owed = Obligation.objects.filter(company_id=company_id, closed_at__isnull=True)
-    of_leases = owed.filter(lease__run_id=run_id)
-    of_operations = owed.filter(operation__run_uuid=run_id)
-    return retry_obligations(
-        [*of_leases.values_list("pk", flat=True), *of_operations.values_list("pk", flat=True)],
-        actor=actor,
-        reason=reason,
-    )
+    if run_id is not None:
+        if not Run.objects.filter(pk=run_id, company_id=company_id).exists():
+            raise NotFound(f"no run {run_id} in this company")
+        owed = owed.filter(Q(lease__run_id=run_id) | Q(operation__run_uuid=run_id))
+    elif lease_id is not None:
+        if not Lease.objects.filter(pk=lease_id, company_id=company_id).exists():
+            raise NotFound(f"no lease {lease_id} in this company")
+        owed = owed.filter(lease_id=lease_id)
+    return retry_obligations(owed.values_list("pk", flat=True), actor=actor, reason=reason)
 
 
 def retry_obligations(ids: Iterable[int], *, actor: str, reason: str) -> int:

@@ -78,8 +78,21 @@ def validate(schema: type[Schema], data: object) -> Schema:
         return schema.model_validate_json(_json(data))
     except ValidationError as error:
         raise ConfigurationError(
-            {".".join(str(part) for part in item["loc"]) or "configuration": item["msg"] for item in error.errors()}
+            {".".join(str(part) for part in item["loc"]) or "configuration": _sentence(item) for item in error.errors()}
         ) from error
+
+
+def _sentence(item: Any) -> str:
+    """Say what is wrong with a field in our words, where pydantic's are about itself."""
+    match item["type"]:
+        case "extra_forbidden":
+            return "is not a setting of this provider"
+        case "missing":
+            return "is required"
+        case "value_error":
+            return str(item["ctx"]["error"])
+        case _:
+            return str(item["msg"])
 
 
 def _json(data: dict[str, object]) -> str:

@@ -28,7 +28,7 @@ class OperationAdmin(ViewOnly[Operation]):
     )
     list_filter = ("state", "account__provider", "company")
     list_select_related = ("company", "account")
-    search_fields = ("name__startswith", "resource_id__startswith", "account__name")
+    search_fields = ("name__startswith", "resource_id__startswith", "account__name", "company__name")
     date_hierarchy = "created_at"
     ordering = ("-created_at",)
 

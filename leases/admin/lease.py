@@ -68,7 +68,13 @@ class LeaseAdmin(ViewOnly[Lease]):
     )
     list_filter = ("state", OwesFilter, "account__provider", "policy", "outcome", "company")
     list_select_related = ("company", "environment")
-    search_fields = ("resource_id__startswith", "resource_name__startswith", "environment__name", "account__name")
+    search_fields = (
+        "resource_id__startswith",
+        "resource_name__startswith",
+        "environment__name",
+        "account__name",
+        "company__name",
+    )
     readonly_fields = ("was_acquired", "was_released", "provider_ends_it", "lost")
     date_hierarchy = "acquired_at"
     ordering = ("-acquired_at",)
@@ -181,7 +187,7 @@ class BridgeActivityAdmin(ViewOnly[BridgeActivity]):
     list_display = ("started", "kind", "shown_outcome", "exit_code", "error_kind", "took", "due", "sandbox", "company")
     list_filter = ("kind", "outcome", ("ended_at", admin.EmptyFieldListFilter), ErrorKindFilter, "company")
     list_select_related = ("company", "lease")
-    search_fields = ("lease__resource_id__startswith", "error_kind")
+    search_fields = ("lease__resource_id__startswith", "error_kind", "company__name")
     ordering = ("-started_at",)
 
     @admin.display(description="outcome", ordering="outcome")

@@ -91,6 +91,7 @@ class ObligationAdmin(ViewOnly[Obligation]):
         "operation__name__startswith",
         "account__name__startswith",
         "worker__startswith",
+        "company__name",
     )
     # What needs a person has no time of its own and stands first; then what is due longest.
     ordering = (F("due_at").asc(nulls_first=True), "id")
@@ -191,7 +192,7 @@ class AttemptAdmin(ViewOnly[Attempt]):
     )
     list_filter = ("outcome", ErrorKindFilter, "obligation__kind")
     list_select_related = ("obligation",)
-    search_fields = ("worker__startswith", "=obligation__id", "error_excerpt")
+    search_fields = ("worker__startswith", "=obligation__id", "error_excerpt", "company__name")
     ordering = ("-claimed_at",)
 
     @admin.display(description="claimed", ordering="claimed_at")

@@ -16,7 +16,7 @@ class ReceiptAdmin(ViewOnly[Receipt]):
     list_display = ("id", "evidence", "ended", "epoch", "resource_id", "account", "lease_id", "confirmed")
     list_filter = ("evidence", "ended", "account__provider")
     list_select_related = ("account",)
-    search_fields = ("resource_id__startswith", "account__name", "account_identity__startswith")
+    search_fields = ("resource_id__startswith", "account__name", "account_identity__startswith", "lease__company__name")
     date_hierarchy = "confirmed_at"
     ordering = ("-id",)
 

@@ -1,5 +1,6 @@
 import uuid
 
+import django.core.validators
 import django.db.models.deletion
 import django.db.models.functions.datetime
 from django.db import migrations, models
@@ -83,7 +84,8 @@ class Migration(migrations.Migration):
                     "drain_seconds",
                     models.PositiveIntegerField(
                         default=30,
-                        help_text="How long a released lease waits for work in flight before its sandbox is stopped.",
+                        help_text="Seconds: how long a released lease waits for work in flight before its sandbox is stopped.",
+                        validators=[django.core.validators.MaxValueValidator(3600)],
                     ),
                 ),
                 ("hourly_price", models.DecimalField(blank=True, decimal_places=4, max_digits=10, null=True)),
@@ -456,7 +458,11 @@ class Migration(migrations.Migration):
                 ("attested_identity", models.CharField(blank=True, editable=False, max_length=500)),
                 (
                     "concurrency_limit",
-                    models.PositiveIntegerField(default=50, help_text="Obligations worked on at the same time."),
+                    models.PositiveIntegerField(
+                        default=50,
+                        help_text="Obligations worked on at the same time.",
+                        validators=[django.core.validators.MinValueValidator(1)],
+                    ),
                 ),
                 (
                     "blocked_until",

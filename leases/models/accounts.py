@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 
 from django.core.exceptions import ValidationError
+from django.core.validators import MinValueValidator
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
@@ -66,7 +67,9 @@ class ProviderAccount(models.Model):
     endpoint = models.JSONField(default=dict, blank=True, help_text="Where the provider is reached; its own schema.")
     credential = models.ForeignKey(Credential, null=True, blank=True, on_delete=models.PROTECT)
     attested_identity = models.CharField(max_length=500, blank=True, editable=False)
-    concurrency_limit = models.PositiveIntegerField(default=50, help_text="Obligations worked on at the same time.")
+    concurrency_limit = models.PositiveIntegerField(
+        default=50, validators=[MinValueValidator(1)], help_text="Obligations worked on at the same time."
+    )
     blocked_until = models.DateTimeField(
         null=True, blank=True, help_text="No claim before this time (the provider's Retry-After)."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 
 from django.core.exceptions import ValidationError
+from django.core.validators import MaxValueValidator
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
@@ -37,7 +38,9 @@ class Environment(models.Model):
     config = models.JSONField(default=dict, blank=True, help_text="What kind of sandbox; the provider's own schema.")
     policy = models.CharField(max_length=40, choices=Policy.choices, default=Policy.EPHEMERAL)
     drain_seconds = models.PositiveIntegerField(
-        default=30, help_text="How long a released lease waits for work in flight before its sandbox is stopped."
+        default=30,
+        validators=[MaxValueValidator(3600)],
+        help_text="Seconds: how long a released lease waits for work in flight before its sandbox is stopped.",
     )
     hourly_price = models.DecimalField(max_digits=10, decimal_places=4, null=True, blank=True)
     status = models.CharField(max_length=10, choices=Status.choices, default=Status.ACTIVE)

@@ -13,11 +13,11 @@ from django.db import connection
 
 import leases
 from leases import bounds
-from leases.calling import open_recorded
 from leases.errors import LeaseError
-from leases.models import Company, Environment, Issue, Lease, ProviderAccount, Run
+from leases.models import Company, Environment, Installation, Issue, Lease, ProviderAccount, Run
 from paperclip_env.demo.engines import Engine
-from providers.contract import ProviderError
+from providers.contract import MARK_INSTALLATION, ProviderError
+from providers.registry import open_provider
 
 _DAEMON = "(setsid sh -c 'trap \"\" HUP TERM; while :; do sleep 1; done' >/dev/null 2>&1 &) ; echo started"
 _WORK = "for i in 1 2 3 4 5; do echo line $i; done > work.txt && wc -l < work.txt"
@@ -86,12 +86,18 @@ class Cast:
         say(f"{len(self.parts)} leases are active, with real work in their sandboxes.")
 
     def tidy(self) -> None:
-        """Destroy whatever sandbox is left: a demo that was interrupted leaves nothing running either."""
-        for lease in Lease.objects.filter(company=self.company, account__provider="local"):
+        """Destroy whatever sandbox is left: a demo that was interrupted leaves nothing running either.
+
+        Found at the providers and not in the database, so that one whose creation was interrupted is among them.
+        """
+        ours = {MARK_INSTALLATION: str(Installation.current().pk)}
+        for account in filter(None, (self.workshop, self.flaky, self.containers)):
             try:
-                open_recorded(lease).delete(lease.resource_id, within=bounds.DELETE)
+                provider = open_provider(account.provider, account.endpoint)
+                for left in provider.list(ours, within=bounds.FIND).resources:
+                    provider.delete(left.resource_id, within=bounds.DELETE)
             except ProviderError as error:
-                sys.stderr.write(f"sandbox {lease.resource_id} could not be destroyed: {error}\n")
+                sys.stderr.write(f"account {account.name} could not be cleaned up: {error}\n")
 
     def part(self, title: str) -> Part:
         return next(part for part in self.parts if part.title.startswith(title))

@@ -15,6 +15,7 @@ from typing import IO, Any, Self
 from kombu import Connection
 
 from paperclip_env.celery import app
+from paperclip_env.stack.process import die_with_launcher
 
 _CELERY = [sys.executable, "-m", "celery", "-A", "paperclip_env"]
 _COMMANDS = {
@@ -50,6 +51,8 @@ class Machinery:
             stdout=self._log(name),
             stderr=subprocess.STDOUT,
             env={**os.environ, "LOG_LEVEL": "INFO"},
+            start_new_session=True,  # Ctrl-C is the demo's to hear; it ends these in order
+            preexec_fn=die_with_launcher(signal.SIGKILL),  # noqa: PLW1509 - one thread has started nothing yet
         )
         self._processes[name] = process
         return process.pid

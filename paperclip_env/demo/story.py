@@ -10,6 +10,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from django.db import DatabaseError
 from tqdm import tqdm
 
 from leases.errors import LeaseError
@@ -18,6 +19,8 @@ from paperclip_env.demo.audit import findings
 from paperclip_env.demo.cast import Cast
 from paperclip_env.demo.engines import Engine, container_engine
 from paperclip_env.demo.machinery import Machinery, empty_the_broker, wait_until, waiting_messages
+from paperclip_env.stack.foreground import Stopped, stoppable
+from providers.contract import ProviderError
 
 _PATIENCE = 95.0
 """Seconds after which the demo gives up waiting for the last receipt."""
@@ -27,16 +30,19 @@ _began = time.monotonic()
 
 def main() -> int:
     """Play the demo. Returns the exit status."""
-    with ExitStack() as stack:
+    with stoppable(), ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paperclip-demo-")))
         engine = stack.enter_context(container_engine(directory))
+        casts: list[Cast] = []
+        # Left in the reverse order: the faults end, then the worker and the beat, then what is left of the sandboxes.
+        stack.callback(_tidy, casts)
         machinery = stack.enter_context(Machinery(directory))
         try:
-            return _play(directory, engine, machinery, stack)
-        except KeyboardInterrupt:
+            return _play(directory, engine, machinery, stack, casts)
+        except Stopped as stopped:
             _say("Interrupted; everything is being cleaned up.")
-            return 130
-        except (TimeoutError, RuntimeError, LeaseError) as error:
+            return 128 + stopped.by
+        except (TimeoutError, RuntimeError, LeaseError, ProviderError, DatabaseError) as error:
             _say(f"The demo failed: {error}")
             for name in ("worker", "beat"):
                 if (directory / f"{name}.log").exists():
@@ -44,20 +50,27 @@ def main() -> int:
             return 1
 
 
-def _play(directory: Path, engine: Engine | str, machinery: Machinery, stack: ExitStack) -> int:
+def _tidy(casts: list[Cast]) -> None:
+    for cast in casts:
+        cast.tidy()
+
+
+def _play(directory: Path, engine: Engine | str, machinery: Machinery, stack: ExitStack, casts: list[Cast]) -> int:
     if isinstance(engine, str):
         _say(f"No container engine here ({engine}); the sandboxes are processes.")
     machinery.start("beat")
     machinery.start("worker")
     cast = Cast(directory, engine if isinstance(engine, Engine) else None)
-    stack.callback(cast.tidy)
+    casts.append(cast)
     cast.enter(_say)
 
     refuser = cast.part("refuses to stop")
     lock = (directory / "workshop" / "sandboxes" / refuser.lease.resource_name / "lock").open("r+")
+    stack.callback(lock.close)
     fcntl.flock(lock, fcntl.LOCK_EX)
     _say("One sandbox now refuses to stop: somebody else holds its lock.")
-    fault: _Fault | None = _Fault(cast.flaky_directory)
+    fault = _Fault(cast.flaky_directory)
+    stack.callback(fault.end)
     _say("One account is failing: where its state directory was there is none.")
 
     first, second = cast.parts[::2], cast.parts[1::2]
@@ -87,9 +100,8 @@ def _play(directory: Path, engine: Engine | str, machinery: Machinery, stack: Ex
             shown = done
         if ended := machinery.ended():
             raise RuntimeError(f"the {ended[0]} ended by itself")
-        if fault is not None and time.monotonic() > heals_at and _has_failed(cast.flaky):
+        if fault.lasts and time.monotonic() > heals_at and _has_failed(cast.flaky):
             fault.end()
-            fault = None
             circuit = ProviderAccount.objects.get(pk=cast.flaky.pk).circuit
             _say(f"The failing account works again; its circuit is {circuit}.")
         if not lock.closed and time.monotonic() > heals_at and _looked_at(refuser.lease):
@@ -110,10 +122,13 @@ class _Fault:
         self._away = directory.with_name(f"{directory.name}-away")
         directory.rename(self._away)
         directory.touch()
+        self.lasts = True
 
     def end(self) -> None:
-        self._directory.unlink()
-        self._away.rename(self._directory)
+        if self.lasts:
+            self._directory.unlink()
+            self._away.rename(self._directory)
+            self.lasts = False
 
 
 def _audit(cast: Cast, directory: Path) -> int:

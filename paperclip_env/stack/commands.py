@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 
 from paperclip_env.stack import foreground
 from paperclip_env.stack.account import server_account
+from paperclip_env.stack.emptiness import require_empty
 from paperclip_env.stack.servers import servers
 from paperclip_env.stack.state import CHECKOUT, temporary_state
 from paperclip_env.stack.up import running_environment
@@ -22,7 +23,9 @@ def test(arguments: Sequence[str]) -> int:
 
 def demo(arguments: Sequence[str]) -> int:
     """Run `paperclip_env.demo` on an empty, migrated database."""
+    named = [name for name in ("DATABASE_URL", "CELERY_BROKER_URL") if os.environ.get(name, "").strip()]
     with _throw_away() as given:
+        require_empty(named, given)
         environment = {**given, "DEBUG": "1"}
         manage = [sys.executable, str(CHECKOUT / "manage.py")]
         code = foreground.run([*manage, "migrate", "--verbosity", "0"], environment)

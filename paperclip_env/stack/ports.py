@@ -14,11 +14,13 @@ def free_port() -> int:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on `port` now."""
+    """Whether a server could listen on `port` now. Raises `PermissionError` where this user may not listen on it."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))
+        except PermissionError:
+            raise
         except OSError:
             return False
         return True

@@ -108,7 +108,11 @@ def _state(root: Path, logs: Path, account: Account) -> State:
 @contextmanager
 def locked(path: Path, taken: str) -> Iterator[IO[str]]:
     """Hold a lock that the kernel releases however this process ends."""
-    with path.open("a+") as file:
+    try:
+        opened = path.open("a+")
+    except PermissionError:
+        raise Problem(f"{path.parent} belongs to another user. Use that one, or a checkout of your own.") from None
+    with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -61,11 +61,13 @@ def _run() -> NoReturn:
         manage = [sys.executable, str(CHECKOUT / "manage.py")]
         services.complete("migrate", [*manage, "migrate", "--noinput"])
         services.complete("static", [*manage, "collectstatic", "--noinput", "--verbosity", "0"])
+        known_before = (local / "admin-password").exists()
         password = kept_secret(local / "admin-password", 12)
         known = services.complete(
             "login",
             [sys.executable, "-m", "paperclip_env.stack.first_login"],
-            extra={first_login.PASSWORD_VARIABLE: password},
+            # A password made just now is not one that somebody changed: data that outlived `.local` gets it as well.
+            extra={first_login.PASSWORD_VARIABLE: password, first_login.RESET_VARIABLE: "" if known_before else "1"},
             accepted=(first_login.WORKS, first_login.CHANGED),
         )
 
@@ -115,7 +117,11 @@ def _web_port() -> int:
     text = os.environ.get("PORT", "").strip() or str(_DEFAULT_PORT)
     if not text.isdecimal() or not 0 < int(text) <= _HIGHEST_PORT:
         raise Problem(f"PORT must be a number between 1 and {_HIGHEST_PORT}, not {text!r}.")
-    if not is_free(int(text)):
+    try:
+        free = is_free(int(text))
+    except PermissionError:
+        raise Problem(f"This user may not listen on port {text}. Choose one above 1023: PORT=8010 make up") from None
+    if not free:
         raise Problem(f"Port {text} is in use by another program. Stop that one, or choose another: PORT=8010 make up")
     return int(text)
 

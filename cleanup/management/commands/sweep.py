@@ -20,6 +20,13 @@ from leases.models import Company, Lease, Obligation
 from providers import registry
 
 
+class _Wrong(CommandError):
+    """A wrong argument: exit status 2, as argparse gives, so that 1 says only that something is owed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, returncode=2)
+
+
 class Command(BaseCommand):
     help = "Pay everything that is due now, in this process. Exit status 1 when something due stayed unpaid."
 
@@ -69,15 +76,15 @@ class Command(BaseCommand):
     def _selection(self, options: dict[str, Any]) -> Selection:
         for kind in options["kind"]:
             if kind not in Obligation.Kind.values:
-                raise CommandError(f"--kind: {kind!r} is none of {', '.join(Obligation.Kind.values)}")
+                raise _Wrong(f"--kind: {kind!r} is none of {', '.join(Obligation.Kind.values)}")
         if options["provider"] and options["provider"] not in registry.known():
-            raise CommandError(f"--provider: {options['provider']!r} is none of {', '.join(registry.known())}")
+            raise _Wrong(f"--provider: {options['provider']!r} is none of {', '.join(registry.known())}")
         if options["company"] and not Company.objects.filter(pk=options["company"]).exists():
-            raise CommandError(f"--company: there is no company {options['company']}")
+            raise _Wrong(f"--company: there is no company {options['company']}")
         if options["lease"] and not Lease.objects.filter(pk=options["lease"]).exists():
-            raise CommandError(f"--lease: there is no lease {options['lease']}")
+            raise _Wrong(f"--lease: there is no lease {options['lease']}")
         if options["limit"] is not None and options["limit"] < 1:
-            raise CommandError("--limit: must be at least 1")
+            raise _Wrong("--limit: must be at least 1")
         return Selection(kinds=tuple(options["kind"]), company_id=options["company"], lease_id=options["lease"])
 
     def _show_due(self, owed: QuerySet[Obligation], found: int, options: dict[str, Any]) -> None:
