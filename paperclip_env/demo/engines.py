@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +34,14 @@ def container_engine(directory: Path) -> Iterator[Engine | str]:
     if reason is not None:
         yield reason
         return
-    with engine.PrivateEngine(directory / "engine") as private:
+    private = engine.PrivateEngine(directory / "engine")
+    try:
+        private.start()
+    except engine.EngineError as error:
+        yield f"podman does not start: {error}"
+        return
+    with ExitStack() as stack:
+        stack.push(private)
         yield Engine(private.base_url, engine.IMAGE)
 
 

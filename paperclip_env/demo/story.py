@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from django.db import DatabaseError
+from django.db import DatabaseError, connection
 from tqdm import tqdm
 
 from leases.errors import LeaseError
@@ -51,6 +51,7 @@ def main() -> int:
 
 
 def _tidy(casts: list[Cast]) -> None:
+    connection.close()  # the signal may have come in the middle of a statement
     for cast in casts:
         cast.tidy()
 

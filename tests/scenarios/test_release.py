@@ -222,3 +222,10 @@ def test_a_stop_names_a_run_or_a_lease(rehearsal: Rehearsal) -> None:
     for wrong in ({}, {"run_id": rehearsal.run.pk, "lease_id": factories.lease().pk}):
         with pytest.raises(LeaseError, match="either a run or a lease"):
             leases.stop(company_id=rehearsal.company.pk, **wrong)
+
+
+def test_a_command_line_in_one_string_is_refused_before_anything_is_admitted(rehearsal: Rehearsal) -> None:
+    lease = acquired(rehearsal)
+    with pytest.raises(TypeError, match="one string each"):
+        leases.bridge(lease.pk).execute("echo hi")
+    assert lease.activities.count() == 0

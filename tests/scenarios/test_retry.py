@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import pytest
 
 import leases
@@ -165,3 +167,14 @@ def test_another_companys_run_is_not_there(rehearsal: Rehearsal) -> None:
     with pytest.raises(NotFound):
         leases.retry(company_id=other.company.pk, run_id=rehearsal.run.pk, actor="user", reason="mine")
     assert snapshot() == before
+
+
+def test_an_ad_hoc_lease_is_retried_by_its_own_name(rehearsal: Rehearsal) -> None:
+    lease = leases.acquire(rehearsal.environment.pk, company_id=rehearsal.company.pk)
+    leases.release(lease.pk)
+    asked = {"company_id": rehearsal.company.pk, "actor": "a person", "reason": "it is late"}
+    assert leases.retry(lease_id=lease.pk, **asked) == 1
+    with pytest.raises(NotFound):
+        leases.retry(lease_id=uuid4(), **asked)
+    with pytest.raises(LeaseError):
+        leases.retry(**asked)

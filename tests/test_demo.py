@@ -1,0 +1,85 @@
+"""The demo, interrupted: it leaves nothing running, and touches nothing of somebody else's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from paperclip_env.stack.emptiness import require_empty
+from paperclip_env.stack.problem import Problem
+from tests.beats import CHECKOUT, Queue, database_url, eventually
+
+
+def _below(directory: Path) -> list[int]:
+    """Return the processes that work in, or log to, this directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                places = [entry / "cwd", entry / "fd" / "1"]
+                if any(str(place.readlink()).startswith(str(directory)) for place in places):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("number", "moment"), [(signal.SIGTERM, "leases released"), (signal.SIGINT, "A new worker starts")]
+)
+def test_an_interrupted_demo_leaves_nothing_running(number: signal.Signals, moment: str, tmp_path: Path) -> None:
+    """In the middle of its faults, too: an account is away, and a lock is held."""
+    log = tmp_path / "demo.log"
+    scratch = Path(tempfile.mkdtemp(prefix="pe-", dir="/tmp"))  # short: podman's own paths may have 50 characters
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_URL")}
+    with log.open("wb") as output:
+        demo = subprocess.Popen(
+            [sys.executable, "-m", "paperclip_env.stack", "demo"],
+            cwd=CHECKOUT,
+            env={**environment, "TMPDIR": str(scratch)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def look() -> bool:
+        assert demo.poll() is None, log.read_text()
+        return moment in log.read_text()
+
+    try:
+        eventually(look, f"the demo says {moment!r}", bound=120)
+        demo.send_signal(number)
+        assert demo.wait(60) == 128 + number, log.read_text()
+    finally:
+        demo.kill()
+    told = log.read_text()
+    assert "Interrupted; everything is being cleaned up." in told
+    assert "Traceback" not in told
+    assert "could not be cleaned up" not in told
+    eventually(lambda: not _below(scratch), "nothing is left running")
+    assert list(scratch.glob("paperclip-demo-*")) == []
+    shutil.rmtree(scratch)
+
+
+@pytest.mark.django_db
+def test_the_demo_refuses_a_database_that_is_not_empty() -> None:
+    with pytest.raises(Problem, match="The database that DATABASE_URL names is not empty"):
+        require_empty(["DATABASE_URL"], {"DATABASE_URL": database_url()})
+
+
+def test_the_demo_refuses_a_broker_that_is_not_empty() -> None:
+    queue = Queue("somebody's")
+    address = {"CELERY_BROKER_URL": os.environ["CELERY_BROKER_URL"]}
+    queue._broker.flushdb()
+    require_empty(["CELERY_BROKER_URL"], address)
+    queue._broker.rpush("somebody's", "work")
+    with pytest.raises(Problem, match="The broker that CELERY_BROKER_URL names is not empty"):
+        require_empty(["CELERY_BROKER_URL"], address)
+    queue.close()
