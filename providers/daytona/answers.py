@@ -32,7 +32,6 @@ TRANSITIONS = frozenset(
         "forking", "pulling_snapshot", "pending_build", "building_snapshot", "destroying",
     }
 )  # fmt: skip
-ERRORED = frozenset({"error", "build_failed"})
 _DESIRED = frozenset({"started", "stopped", "paused", "archived", "resized", "destroyed"})
 _AGREEING = {
     "stopped": frozenset({"stopped", "archived"}),  # moving the files of a stopped sandbox executes nothing

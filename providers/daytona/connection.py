@@ -81,8 +81,6 @@ class Api:
         with requests.Session() as session:
             session.trust_env = False
             session.headers.update({"Authorization": f"Bearer {self._secret}", "Accept": "application/json"})
-            if self._endpoint.organization_id is not None:
-                session.headers["X-Daytona-Organization-ID"] = self._endpoint.organization_id
             adapter = BoundedAdapter(deadline, context=self._tls())
             session.mount("http://", adapter)
             session.mount("https://", adapter)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import signal
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +24,7 @@ def main() -> None:
     parser.add_argument("--cache", type=float, default=10.0, help="seconds that a read may be old")
     parser.add_argument("--index-lag", type=float, default=2.0, help="seconds that lists are behind")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     key = options.key or f"rehearsal-{secrets.token_hex(12)}"
     with tempfile.TemporaryDirectory(prefix="daytona-", ignore_cleanup_errors=True) as directory:
         world = World(Path(directory), transition=options.transition, cache=options.cache, index_lag=options.index_lag)

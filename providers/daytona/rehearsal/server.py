@@ -142,8 +142,6 @@ class Rehearsal:
         organization = self.world.keys.get(key) if scheme == "Bearer" else None
         if organization is None:
             raise Refused(401, "Invalid credentials")
-        if headers.get("X-Daytona-Organization-ID", organization) != organization:
-            raise Refused(403, "Forbidden resource")
         return key, organization
 
 

@@ -207,7 +207,7 @@ class World:
             self.boxes[identifier] = box
             first = ["pending_build", "building_snapshot"] if body.get("buildInfo") else []
             self._go(box, [*first, "creating", "starting", "started"], "started", outcome)
-            return self._describe(box)
+            return self._changed(box)
 
     def act(self, organization: str, id_or_name: str, verb: str, outcome: Outcome) -> dict[str, Any]:
         """Begin a transition and answer the sandbox as it is now: accepted, and not finished."""
@@ -236,7 +236,7 @@ class World:
                     if box.state != "error" or not box.recoverable:
                         raise Refused(400, "Sandbox is not in a recoverable error state")
                     self._go(box, ["starting", "started"], "started", outcome)
-            return self._describe(box)
+            return self._changed(box)
 
     def change(self, organization: str, id_or_name: str, setting: str, value: Any) -> dict[str, Any]:
         """Set the labels or one of the intervals. The answer is the sandbox."""
@@ -251,7 +251,12 @@ class World:
                 case _:
                     setattr(box, setting, value)
             self._touch(box)
-            return self._describe(box)
+            return self._changed(box)
+
+    def _changed(self, box: Box) -> dict[str, Any]:
+        # A change through the API drops what was read before; what the runners do does not.
+        self._reads.clear()
+        return self._describe(box)
 
     # What a test does to the world behind the service's back.
 
@@ -369,7 +374,6 @@ class World:
 
     def _touch(self, box: Box) -> None:
         box.updated = self.clock()
-        self._reads.clear()
         box.history.append((box.updated, self._list_item(box)))
 
     # Looking up and describing.
