@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,6 +176,10 @@ def test_a_sandbox_whose_name_is_our_id_is_never_taken_for_it(daytona: DaytonaPr
     assert refused(lambda: daytona.inspect(ABSENT, within=WITHIN)).kind is ErrorKind.PROTOCOL
     assert refused(lambda: daytona.stop(ABSENT, grace=1, within=WITHIN)).kind is ErrorKind.PROTOCOL
     assert isinstance(daytona.inspect(other, within=WITHIN), Running)
+
+
+def test_an_id_is_no_name(daytona: DaytonaProvider, create: Callable[..., str]) -> None:
+    assert daytona.find(create(), within=WITHIN) is None
 
 
 # Transitions.
@@ -472,6 +477,7 @@ def test_another_organisation_behind_the_key_is_another_account(server: Rehearsa
         lambda: daytona.list(MARKS, within=WITHIN),
         lambda: daytona.find("theirs", within=WITHIN),
         lambda: daytona.stop(made, grace=1, within=WITHIN),
+        lambda: daytona.create("ours", MARKS, DaytonaConfig(), within=WITHIN),
     ):
         assert refused(call).kind is ErrorKind.IDENTITY
     assert isinstance(other.inspect(made, within=WITHIN), Running)
@@ -502,6 +508,15 @@ def test_without_a_usable_key_nothing_is_sent(
     assert error.kind is kind
     assert "lines" not in str(error)
     assert server.asked == []
+
+
+def test_no_file_of_the_user_puts_another_secret_in_place_of_the_key(
+    daytona: DaytonaProvider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login somebody password else\n", encoding="utf-8")
+    monkeypatch.setenv("NETRC", str(netrc))
+    assert daytona.identify(within=WITHIN)
 
 
 @pytest.mark.parametrize("url", ["http://elsewhere.example/toolbox", "ftp://127.0.0.1/", "", "https://user@host/"])

@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--key", help="API key to let in; one is made up otherwise")
     parser.add_argument("--organization", help="id of the key's organisation")
     parser.add_argument("--transition", type=float, default=1.0, help="seconds that each transition takes")
-    parser.add_argument("--cache", type=float, default=10.0, help="seconds that a read may be old")
+    parser.add_argument("--cache", type=float, default=2.0, help="seconds that a read may be old; the service says 10")
     parser.add_argument("--index-lag", type=float, default=2.0, help="seconds that lists are behind")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
