@@ -22,6 +22,7 @@ ENTRY_POINT_GROUP = "paperclip_env.providers"
 _BUILT_IN = {
     "local": "providers.local:LocalProvider",
     "docker": "providers.docker:DockerProvider",
+    "daytona": "providers.daytona:DaytonaProvider",
 }
 
 AnyProvider = Provider[Any, Any]

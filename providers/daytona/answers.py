@@ -1,0 +1,185 @@
+"""What Daytona's descriptions of sandboxes mean in the terms of the contract. Pure functions of the answers.
+
+The table of docs/daytona.md is the test of `sighting`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from providers.contract import (
+    MARK_PREFIX,
+    Busy,
+    Ended,
+    ErrorKind,
+    Gone,
+    ProviderError,
+    Resource,
+    Running,
+    Sighting,
+    Stopped,
+    redact,
+    usable,
+)
+from providers.contract import Unknown as Unclear
+
+TRANSITIONS = frozenset(
+    {
+        "creating", "restoring", "starting", "stopping", "pausing", "resuming", "archiving", "resizing", "snapshotting",
+        "forking", "pulling_snapshot", "pending_build", "building_snapshot", "destroying",
+    }
+)  # fmt: skip
+_DESIRED = frozenset({"started", "stopped", "paused", "archived", "resized", "destroyed"})
+_AGREEING = {
+    "stopped": frozenset({"stopped", "archived"}),  # moving the files of a stopped sandbox executes nothing
+    "archived": frozenset({"archived", "stopped"}),
+    "paused": frozenset({"paused"}),
+    "started": frozenset({"started"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """As much of a description as the adapter goes by."""
+
+    resource: Resource
+    organization: str
+    state: str
+    desired: str
+    error_reason: str
+    recoverable: bool
+    auto_delete: float | None
+    expires_at: datetime | None
+    toolbox_url: str
+
+
+def sandbox(answer: object) -> Sandbox:
+    """Read a description, of a read by id, of an answer to a change, or of a list."""
+    item = _object(answer, "a description of a sandbox")
+    labels = _object(item.get("labels") or {}, "the labels of a sandbox")
+    marks = {key: str(value) for key, value in labels.items() if key.startswith(MARK_PREFIX)}
+    interval = item.get("autoDeleteInterval")
+    return Sandbox(
+        resource=usable(Resource(text(item, "id"), text(item, "name"), marks)),
+        organization=text(item, "organizationId"),
+        state=_word(item.get("state")),
+        desired=_word(item.get("desiredState")),
+        error_reason=_word(item.get("errorReason")),
+        recoverable=item.get("recoverable") is True,
+        auto_delete=interval if isinstance(interval, int | float) and not isinstance(interval, bool) else None,
+        expires_at=_moment(item.get("autoDestroyAt")),
+        toolbox_url=_word(item.get("toolboxProxyUrl")),
+    )
+
+
+def sighting(seen: Sandbox) -> Sighting:
+    """Say what a description proves.
+
+    - `stopped` and `archived` are proof of a stop only where the desired state agrees: a stopped sandbox that is
+      wanted started is about to execute.
+    - A paused sandbox keeps its memory and goes on after a start: `Stopped`, but only `SUSPENDED`.
+    - `destroyed` is the end whatever was desired: nothing leads back from it.
+    - A started sandbox whose desired state differs is on its way, and so is every other disagreement that is known.
+    - What is not known decides nothing, above all an error: its processes may go on executing.
+    """
+    resource, state, desired = seen.resource, seen.state, seen.desired
+    if state == "destroyed":
+        return Gone()
+    if state in TRANSITIONS:
+        return Busy(resource, state)
+    agreeing = _AGREEING.get(state)
+    if agreeing is None:
+        return Unclear(resource, _undecided(seen))
+    if desired not in agreeing:
+        if desired in _DESIRED:
+            return Busy(resource, f"{state}, to be {desired}")
+        if state != "started":
+            return Unclear(resource, f"{state}, with the desired state {desired or 'missing'}")
+    match state:
+        case "started":
+            return Running(resource)
+        case "paused":
+            return Stopped(resource, Ended.SUSPENDED)
+        case _:
+            return Stopped(resource)
+
+
+def _undecided(seen: Sandbox) -> str:
+    reason = f": {redact(seen.error_reason)}" if seen.error_reason else ""
+    recoverable = ", recoverable" if seen.recoverable else ""
+    return f"{seen.state or 'no state'}{recoverable}{reason}"
+
+
+def absence(resource_id: str, listed: Iterable[Sandbox], *, complete: bool) -> Sighting:
+    """Say what a 404 means beside a list that includes errored and deleted sandboxes.
+
+    Reads answer 404 also for a sandbox whose deletion was asked for and failed, and which may execute for ever. Only
+    the list shows those, so a 404 alone, or beside a list that is not complete, is no proof.
+    """
+    for seen in listed:
+        if seen.resource.resource_id != resource_id:
+            continue
+        if seen.state == "destroying":
+            return Busy(seen.resource, "destroying, by a list that may be behind")
+        return Unclear(seen.resource, f"described as absent, but listed as {_undecided(seen)}")
+    if not complete:
+        return Unclear(Resource(resource_id, ""), "described as absent, and the list is not complete")
+    return Gone()
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    items: tuple[Sandbox, ...]
+    cursor: str | None
+
+
+def page(answer: object) -> Page:
+    """Read one page of a list. Raises `PROTOCOL` where one entry cannot be understood: a list with a gap is none."""
+    body = _object(answer, "a list of sandboxes")
+    items, cursor = body.get("items"), body.get("nextCursor")
+    if not isinstance(items, list) or not (cursor is None or (isinstance(cursor, str) and cursor)):
+        raise _not_understood("a list of sandboxes")
+    return Page(tuple(sandbox(item) for item in items), cursor)
+
+
+def carrying(listed: Iterable[Sandbox], marks: Mapping[str, str]) -> tuple[Resource, ...]:
+    """Return those that exist and carry all these marks: the service's filter is a hint, the labels decide."""
+    return tuple(
+        seen.resource
+        for seen in listed
+        if seen.state != "destroyed" and all(seen.resource.marks.get(key) == value for key, value in marks.items())
+    )
+
+
+def text(answer: object, key: str) -> str:
+    """Return the non-empty text under this key of an object, or raise `PROTOCOL`."""
+    value = _object(answer, "an answer").get(key)
+    if not isinstance(value, str) or not value:
+        raise _not_understood(f"{key}, which is missing or no text")
+    return value
+
+
+def _word(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _moment(value: object) -> datetime | None:
+    """Read a time with its zone. What is none attests no deadline."""
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+    return moment if moment is not None and moment.tzinfo is not None else None
+
+
+def _object(value: object, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _not_understood(what)
+    return value
+
+
+def _not_understood(what: str) -> ProviderError:
+    return ProviderError(ErrorKind.PROTOCOL, f"not understood: {what}")

@@ -1,0 +1,85 @@
+"""The faults that a rehearsal is told to produce, call by call.
+
+A fault waits for the next request of its call (and, where it names one, of its sandbox), and is used up after `times`
+of them. Faults of one request add up: a delay and an answer, say.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    ANSWER = "answer"
+    """Answer `status` with `headers` and `message`, and do nothing. With `effect`, do what was asked first."""
+    LOST = "lost"
+    """Do what was asked, and close the connection without an answer."""
+    RESET = "reset"
+    """Reset the connection, and do nothing."""
+    DELAY = "delay"
+    """Wait `seconds` before anything else."""
+    TRICKLE = "trickle"
+    """Answer one byte a second."""
+    ERROR = "error"
+    """The transition that this call begins ends in the state `error` (`recoverable` or not), and nothing is ended."""
+    HIDDEN = "hidden"
+    """The deletion that this call begins fails: nothing is ended, and the sandbox is hidden behind 404."""
+    STUCK = "stuck"
+    """The transition that this call begins never ends."""
+    LEFT_OUT = "left_out"
+    """A list leaves out `sandbox`, or everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault. `call` is the name of a call (see the server's table), or `*` for any."""
+
+    call: str
+    kind: Kind
+    times: int = 1
+    sandbox: str | None = None
+    """Id or name in the request's path. For `left_out`, the id that is left out."""
+    status: int = 500
+    message: str = "rehearsed"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    effect: bool = False
+    seconds: float = 1.0
+    recoverable: bool = False
+
+
+class Script:
+    """The faults that are still to come. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[Fault, int]] = []
+
+    def add(self, *faults: Fault) -> None:
+        with self._lock:
+            self._waiting += [(fault, fault.times) for fault in faults]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._waiting.clear()
+
+    def waiting(self) -> list[Fault]:
+        with self._lock:
+            return [fault for fault, _ in self._waiting]
+
+    def take(self, call: str, sandbox: str | None) -> dict[Kind, Fault]:
+        """Use up the faults that this request meets: the first of each kind."""
+        met: dict[Kind, Fault] = {}
+        with self._lock:
+            left = []
+            for fault, times in self._waiting:
+                addressed = fault.kind is Kind.LEFT_OUT or fault.sandbox in {None, sandbox}
+                if fault.call in {call, "*"} and addressed and fault.kind not in met:
+                    met[fault.kind] = fault
+                    times -= 1  # noqa: PLW2901  (what is left of it goes back on the list)
+                if times:
+                    left.append((fault, times))
+            self._waiting = left
+        return met

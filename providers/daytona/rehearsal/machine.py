@@ -1,0 +1,108 @@
+"""What a rehearsed sandbox runs on: a directory, and the processes that were started in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+_MARK = "DAYTONA_REHEARSAL_SANDBOX"
+_ROUNDS = 500
+_PAUSE = 0.005
+
+
+class Machine:
+    """One sandbox's directory and processes. `token` is unlike any other sandbox's."""
+
+    def __init__(self, root: Path, token: str, env: Mapping[str, str]) -> None:
+        self._home = root / token
+        self._mark = f"{_MARK}={token}".encode()
+        self._env = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            **env,
+            "HOME": str(self._home),
+            "TMPDIR": str(self._home / ".tmp"),
+            _MARK: token,
+        }
+        (self._home / ".tmp").mkdir(parents=True)
+
+    @property
+    def home(self) -> Path:
+        return self._home
+
+    def path(self, given: str) -> Path:
+        """Resolve a path as the sandbox's file API does: relative to the working directory."""
+        return self._home / given
+
+    def execute(
+        self, command: str, *, cwd: str | None, env: Mapping[str, str], timeout: float
+    ) -> tuple[int, str] | None:
+        """Run a shell command and return its exit status and both streams as one text, or None when it took too long.
+
+        Like the service, it waits for whoever holds the streams, and kills the shell alone when time is up.
+        """
+        with tempfile.TemporaryFile() as output:
+            try:
+                process = subprocess.Popen(
+                    ["/bin/sh", "-c", command],
+                    cwd=self._home / (cwd or "."),
+                    env={**self._env, **env},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                return 126, f"{error.strerror}\n"
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                return None
+            output.seek(0)
+            # A shell's word for a death by signal, which `Popen` gives as a negative number.
+            status = process.returncode if process.returncode >= 0 else 128 - process.returncode
+            return status, output.read().decode("utf-8", "replace")
+
+    def end(self) -> None:
+        """Kill all that runs, and wait until it is gone. Raises `OSError` when that does not help."""
+        for _ in range(_ROUNDS):
+            found = self.running()
+            if not found:
+                return
+            self._signal(found, signal.SIGKILL)
+            time.sleep(_PAUSE)
+        raise OSError("processes of a sandbox cannot be killed")
+
+    def freeze(self) -> None:
+        self._signal(self.running(), signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(self.running(), signal.SIGCONT)
+
+    def remove(self) -> None:
+        self.end()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def running(self) -> list[int]:
+        """Return the PIDs of all that carries this sandbox's mark."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                with suppress(OSError):  # it ended meanwhile, or belongs to somebody else
+                    if self._mark in (entry / "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+        return found
+
+    @staticmethod
+    def _signal(pids: list[int], number: signal.Signals) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
