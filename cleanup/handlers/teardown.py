@@ -25,6 +25,7 @@ from providers.contract import (
     ProviderError,
     Running,
     Sighting,
+    Unknown,
 )
 from providers.registry import AnyProvider
 
@@ -141,6 +142,8 @@ def _about(lease: Lease, answer: Any) -> Sighting:
 def _is_foreign(sighting: Sighting | None, installation: str) -> bool:
     if sighting is None or isinstance(sighting, Gone):
         return False
+    if isinstance(sighting, Unknown) and not sighting.resource.name:
+        return False  # the provider did not describe it: that says nothing about whose it is
     return sighting.resource.marks.get(MARK_INSTALLATION) != installation
 
 

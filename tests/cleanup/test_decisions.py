@@ -10,10 +10,11 @@ import pytest
 
 from cleanup import decisions
 from cleanup.decisions import ACCEPTED, Facts, decide
+from cleanup.handlers.teardown import _is_foreign
 from leases.demands import Demand, Verb, merge, verb_of_policy
 from leases.models import Obligation
 from leases.models.environments import Policy
-from providers.contract import Busy, Ended, ErrorKind, Gone, Resource, Running, Stopped, Unknown
+from providers.contract import MARK_INSTALLATION, Busy, Ended, ErrorKind, Gone, Resource, Running, Stopped, Unknown
 from tests.tables import rows_of
 
 DOC = Path(__file__).parents[2] / "docs" / "teardown.md"
@@ -114,3 +115,12 @@ def test_a_policy_demands_the_verb_of_the_table(row) -> None:
     outcomes = ["succeeded", "failed"] if row["outcome"] == "any" else [row["outcome"]]
     for outcome in outcomes:
         assert verb_of_policy(Policy(row["policy"]), outcome) == Verb(row["verb"])
+
+
+def test_what_a_provider_does_not_describe_is_nobodys():
+    """A sandbox hidden behind a 404 has no marks to show: it is looked at again, and no person is asked whose it is."""
+    marks = {MARK_INSTALLATION: "ours"}
+    assert not _is_foreign(Unknown(Resource("id", ""), "hidden"), "ours")
+    assert _is_foreign(Unknown(Resource("id", "name"), "error"), "ours")
+    assert not _is_foreign(Unknown(Resource("id", "name", marks), "error"), "ours")
+    assert _is_foreign(Running(Resource("id", "")), "ours")
