@@ -91,6 +91,9 @@ def proxy(authority: Authority, engine: Path) -> Iterator[int]:
     def relay(accepted: socket.socket) -> None:
         with context.wrap_socket(accepted, server_side=True) as client, socket.socket(socket.AF_UNIX) as behind:
             behind.connect(str(engine))
+            # One thread serves both directions: it must not wait for ever for one that takes nothing any more.
+            client.settimeout(5)
+            behind.settimeout(5)
             while True:
                 ready = [client] if client.pending() else select.select([client, behind], [], [])[0]
                 for source, target in ((client, behind), (behind, client)):
