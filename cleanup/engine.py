@@ -239,7 +239,9 @@ class Engine:
                 self._unready_for(task.claim.account_id, error)
                 self._finish(task, work.HandBack())
             else:
-                unanswered = error.kind == ErrorKind.TIMEOUT and task.call is not None and task.call.name == "identify"
+                unanswered = (
+                    error.kind == ErrorKind.TIMEOUT and task.call is not None and task.call.name == work.IDENTIFY
+                )
                 about = unanswered or is_about_the_account(error.kind)
                 self._finish(task, work.Failed(error.kind, error.excerpt, error.retry_after, about))
         except (ProviderUnavailable, SecretUnavailable) as error:

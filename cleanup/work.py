@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from cleanup.claims import Claim
+from leases import bounds
 from leases.clock import Clock
 from leases.models import Obligation
 from providers.contract import ErrorKind
@@ -30,6 +31,14 @@ class Call:
     run: Callable[[], Any]
     within: float
     changes: bool = False
+
+
+IDENTIFY = "identify"
+
+
+def identify(provider: AnyProvider) -> Call:
+    """Ask the account who it is: the one call that is about the account itself, and so counts for it unanswered too."""
+    return Call(IDENTIFY, lambda: provider.identify(within=bounds.IDENTIFY), bounds.IDENTIFY)
 
 
 class NotSent(Exception):

@@ -8,8 +8,7 @@ from typing import Any
 
 from cleanup import accounts
 from cleanup.claims import Claim
-from cleanup.work import Call, Context, Done, Failed, Outcome
-from leases import bounds
+from cleanup.work import Call, Context, Done, Failed, Outcome, identify
 from leases.models import ProviderAccount
 from providers.contract import ErrorKind
 
@@ -24,7 +23,7 @@ def probe_account(claim: Claim, context: Context) -> Generator[Call, Any, Outcom
             credential_reference=account.credential.reference if account.credential else "",
         )
     )
-    identity = yield Call("identify", lambda: provider.identify(within=bounds.IDENTIFY), bounds.IDENTIFY)
+    identity = yield identify(provider)
     if account.attested_identity and identity != account.attested_identity:
         return Failed(ErrorKind.IDENTITY, "another account answers than the one recorded")
     return Done(proven=accounts.works_again(claim))

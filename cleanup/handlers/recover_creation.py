@@ -18,12 +18,11 @@ from django.db.models.functions import Now
 
 from cleanup import backoff
 from cleanup.claims import Claim, fenced
-from cleanup.work import Call, Context, Done, Failed, NeedsOperator, NotSeen, Outcome
+from cleanup.work import Call, Context, Done, Failed, NeedsOperator, NotSeen, Outcome, identify
 from leases import audit, bounds, transitions
 from leases.acquisition import is_owned, save_resource_id
 from leases.models import Obligation, Operation
 from providers.contract import MARK_INSTALLATION, MARK_PREFIX, ErrorKind, Resource, usable
-from providers.registry import AnyProvider
 
 
 def recover_creation(claim: Claim, context: Context) -> Generator[Call, Any, Outcome]:
@@ -34,7 +33,7 @@ def recover_creation(claim: Claim, context: Context) -> Generator[Call, Any, Out
     if not operation.finds_by_name:
         return NeedsOperator(Obligation.Quiet.NO_LOOKUP)
     provider = context.open_recorded(operation)
-    if (yield _identify(provider)) != operation.account_identity:
+    if (yield identify(provider)) != operation.account_identity:
         return Failed(ErrorKind.IDENTITY, "another account answers than the one recorded on the operation")
     found: Resource | None = yield Call("find", lambda: provider.find(operation.name, within=bounds.FIND), bounds.FIND)
     if found is None:
@@ -71,7 +70,3 @@ def _is_ours(found: Resource, operation: Operation, installation: str) -> bool:
     return found.marks.get(MARK_INSTALLATION) == installation and found.marks.get(f"{MARK_PREFIX}operation") == str(
         operation.pk
     )
-
-
-def _identify(provider: AnyProvider) -> Call:
-    return Call("identify", lambda: provider.identify(within=bounds.IDENTIFY), bounds.IDENTIFY)

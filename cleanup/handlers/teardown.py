@@ -15,7 +15,7 @@ from typing import Any
 from cleanup import decisions, evidence
 from cleanup.claims import Claim
 from cleanup.decisions import ACCEPTED, Facts, Sent, decide, is_about_the_account
-from cleanup.work import Call, Context, Done, Draining, Failed, InTransition, NeedsOperator, Outcome
+from cleanup.work import Call, Context, Done, Draining, Failed, InTransition, NeedsOperator, Outcome, identify
 from leases import bounds
 from leases.models import Lease
 from providers.contract import (
@@ -55,7 +55,7 @@ def teardown(claim: Claim, context: Context) -> Generator[Call, Any, Outcome]:
         return Draining(decision.until)
     lease = facts.lease
     provider = context.open_recorded(lease)
-    if (yield _identify(provider)) != lease.account_identity:
+    if (yield identify(provider)) != lease.account_identity:
         return _OTHER_ACCOUNT
 
     while facts is not None:
@@ -86,7 +86,7 @@ def teardown(claim: Claim, context: Context) -> Generator[Call, Any, Outcome]:
                 if announced:
                     seen.delete = yield from _change(_delete(provider, lease), seen)
             case decisions.Discharge(evidence=proof, ended=ended):
-                if isinstance(seen.sighting, Gone) and (yield _identify(provider)) != lease.account_identity:
+                if isinstance(seen.sighting, Gone) and (yield identify(provider)) != lease.account_identity:
                     return _OTHER_ACCOUNT
                 return Done(proven=evidence.settle_with(claim, proof, epoch=facts.epoch, ended=ended))
             case decisions.Drain(until=until):
@@ -158,10 +158,6 @@ def _change(call: Call, seen: _Seen) -> Generator[Call, Any, Sent]:
         return error.kind
     seen.sighting = None
     return ACCEPTED
-
-
-def _identify(provider: AnyProvider) -> Call:
-    return Call("identify", lambda: provider.identify(within=bounds.IDENTIFY), bounds.IDENTIFY)
 
 
 def _look(provider: AnyProvider, lease: Lease) -> Call:
