@@ -284,7 +284,9 @@ def _attach(operation: Operation, created: Created, actor: str) -> Lease:
             if locked.cancelled_at is not None:
                 problem = "the start was stopped"
             if not problem:
-                return transitions.attach(locked, resource_id=resource_id, expires_at=created.expires_at, actor=actor)
+                return transitions.attach(
+                    locked, resource_id=resource_id, expires_at=created.resource.expires_at, actor=actor
+                )
             transitions.own_for_teardown(locked, resource_id=resource_id, reason="acquire_rejected", actor=actor)
     raise AcquireRejected(f"the new sandbox may not be used: {problem}; it is being destroyed")
 

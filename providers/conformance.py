@@ -289,7 +289,7 @@ class ProviderConformance:
         assert resource.resource_id
         assert resource.name == name
         assert dict(resource.marks) == marks
-        found = sandboxes.provider.find(name, within=sandboxes.harness.within)
+        found = sandboxes.provider.find(name, {}, within=sandboxes.harness.within)
         assert found == resource
         sighting = sandboxes.inspect(resource)
         assert isinstance(sighting, Running)
@@ -297,7 +297,7 @@ class ProviderConformance:
 
     def test_another_instance_finds_what_the_first_one_created(self, harness: Harness, sandboxes: Sandboxes) -> None:
         resource = sandboxes.create()
-        assert harness.provider().find(resource.name, within=harness.within) == resource
+        assert harness.provider().find(resource.name, {}, within=harness.within) == resource
         assert isinstance(harness.provider().inspect(resource.resource_id, within=harness.within), Running)
 
     def test_a_name_that_exists_is_refused_and_its_sandbox_untouched(self, sandboxes: Sandboxes) -> None:
@@ -306,7 +306,7 @@ class ProviderConformance:
         error = refused(ErrorKind.NAME_TAKEN, lambda: sandboxes.create(resource.name, lease="second"))
         assert error.nothing_allocated
         assert sandboxes.list() == {resource.resource_id}
-        assert sandboxes.provider.find(resource.name, within=sandboxes.harness.within) == resource
+        assert sandboxes.provider.find(resource.name, {}, within=sandboxes.harness.within) == resource
         assert sandboxes.run(resource, "cat witness").stdout == b"kept\n"
 
     def test_the_name_of_a_stopped_sandbox_is_taken_too(self, sandboxes: Sandboxes) -> None:
@@ -337,12 +337,12 @@ class ProviderConformance:
         assert sandboxes.list() == {created[0].resource.resource_id}
 
     def test_an_unknown_name_is_not_found(self, sandboxes: Sandboxes) -> None:
-        assert sandboxes.provider.find(sandboxes.name(), within=sandboxes.harness.within) is None
+        assert sandboxes.provider.find(sandboxes.name(), {}, within=sandboxes.harness.within) is None
 
     def test_a_name_is_found_exactly_and_never_by_a_part_of_it(self, sandboxes: Sandboxes) -> None:
         resource = sandboxes.create(f"{sandboxes.name()}-x")
         for other in (resource.name[:-1], resource.name[:-2], resource.name[1:], resource.name + "x"):
-            assert sandboxes.provider.find(other, within=sandboxes.harness.within) is None
+            assert sandboxes.provider.find(other, {}, within=sandboxes.harness.within) is None
 
     def test_an_unknown_id_is_gone(self, sandboxes: Sandboxes) -> None:
         resource = sandboxes.create()
@@ -388,7 +388,7 @@ class ProviderConformance:
         resource = sandboxes.create(lease="7")
         sandboxes.stop(resource)
         sandboxes.becomes(resource, Stopped)
-        assert sandboxes.provider.find(resource.name, within=sandboxes.harness.within) == resource
+        assert sandboxes.provider.find(resource.name, {}, within=sandboxes.harness.within) == resource
 
     def test_stop_ends_a_command_that_ignores_the_polite_signal(self, sandboxes: Sandboxes) -> None:
         resource, tag = sandboxes.create(), sandboxes.tag()
@@ -414,7 +414,7 @@ class ProviderConformance:
         sandboxes.delete(resource)
         sandboxes.becomes(resource, Gone)
         assert not sandboxes.harness.executes(resource, tag)
-        assert sandboxes.provider.find(resource.name, within=sandboxes.harness.within) is None
+        assert sandboxes.provider.find(resource.name, {}, within=sandboxes.harness.within) is None
         assert sandboxes.list() == set()
 
     def test_deleting_a_stopped_sandbox_leaves_it_gone(self, sandboxes: Sandboxes) -> None:
@@ -569,7 +569,7 @@ class ProviderConformance:
             calls: dict[str, Callable[[], object]] = {
                 "identify": lambda: provider.identify(within=bound),
                 "create": lambda: provider.create(sandboxes.name(), sandboxes.marks, sandboxes.config(), within=bound),
-                "find": lambda: provider.find(sandboxes.name(), within=bound),
+                "find": lambda: provider.find(sandboxes.name(), {}, within=bound),
                 "inspect": lambda: provider.inspect(resource_id, within=bound),
                 "start": lambda: provider.start(resource_id, within=bound),
                 "stop": lambda: provider.stop(resource_id, grace=bound / 2, within=bound),
@@ -635,7 +635,7 @@ class ProviderConformance:
         with harness.echoing(secret) as provider:
             calls: list[Callable[[], object]] = [
                 lambda: provider.identify(within=bound),
-                lambda: provider.find(sandboxes.name(), within=bound),
+                lambda: provider.find(sandboxes.name(), {}, within=bound),
                 lambda: provider.inspect(absent.resource_id, within=bound),
                 lambda: provider.start(absent.resource_id, within=bound),
                 lambda: provider.stop(absent.resource_id, grace=0.1, within=bound),

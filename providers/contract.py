@@ -1,8 +1,9 @@
 """The provider contract: what a provider is asked, what it may answer, and what the caller may conclude.
 
-An adapter is one class with nine methods and a few flags. It never retries, never guesses, and never turns a missing
-answer into a good one: what it cannot tell, it raises as a `ProviderError` of a closed list of kinds. The rules of
-proof (`design` 2.3) rest on the promises in these docstrings; `providers/conformance.py` holds every adapter to
+An adapter is one class with nine methods, two more where the provider can do it, and a few flags. It never retries,
+never guesses, and never turns a missing answer into a good one: what it cannot tell, it raises as a `ProviderError` of
+a closed list of kinds. The rules of proof (`design` 2.3) rest on the promises in these docstrings;
+`providers/conformance.py` holds every adapter to
 them.
 """
 
@@ -53,6 +54,9 @@ class ErrorKind(StrEnum):
     """The provider refuses the request as such (400, 422): trying it again unchanged cannot help."""
     REFUSED = "refused"
     """The provider understood and could not do it (for example a stop that ended with the sandbox still running)."""
+    CANNOT_START = "cannot_start"
+    """`start`: the provider says that this sandbox can never run again with its files. The one error of a start that
+    permits replacing the sandbox; never raised on a guess."""
     PROTOCOL = "protocol"
     """An answer that this adapter does not understand."""
     NOT_READY = "not_ready"
@@ -118,11 +122,17 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A sandbox as the provider names it. `resource_id` is the provider's own, `name` the one given at creation."""
+    """A sandbox as the provider names it. `resource_id` is the provider's own, `name` the one given at creation.
+
+    `as_of` is the provider's own time of what it says here (its last change), or None where it tells none: an answer
+    from before a start is out of date. `expires_at` is the provider's own, attested deadline, or None for none.
+    """
 
     resource_id: str
     name: str
     marks: Mapping[str, str] = field(default_factory=dict)
+    as_of: datetime | None = field(default=None, compare=False)
+    expires_at: datetime | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +154,12 @@ class Stopped:
 class Gone:
     """The sandbox does not exist, and the provider's own second source agrees (a list, its state on disk, ...).
 
-    Counts only together with `Provider.identify` answering the recorded identity in the same attempt.
+    Counts only together with `Provider.identify` answering the recorded identity in the same attempt. `stated` says
+    that the provider itself calls this very id destroyed; otherwise it is merely not to be found, and counts only when
+    looks at least `Capabilities.absence_apart` seconds apart agree.
     """
+
+    stated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +172,14 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The sandbox exists in a state from which neither running nor stopped follows (Daytona's `error`)."""
+    """The sandbox exists in a state from which neither running nor stopped follows (Daytona's `error`).
+
+    `recoverable` says that `Provider.recover` may bring it back to running, where it can be stopped with its files.
+    """
 
     resource: Resource
     reason: str = ""
+    recoverable: bool = False
 
 
 def usable(resource: Resource) -> Resource:
@@ -176,10 +194,13 @@ Sighting = Running | Stopped | Gone | Busy | Unknown
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """The reply to `create`. `expires_at` is the provider's own, attested deadline, or None where it has none."""
+    """The reply to `create`: the id, as soon as the provider has one. `ready` is false while it is still starting.
+
+    The id is saved before anything else is asked. One that is not ready is looked at with `inspect` until it runs.
+    """
 
     resource: Resource
-    expires_at: datetime | None = None
+    ready: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +236,7 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a provider can do beyond the nine methods, recorded on each operation so that it cannot change under it."""
+    """What a provider can do beyond the methods, recorded on each operation so that it cannot change under it."""
 
     finds_by_name: bool
     """`find` sees a sandbox from the moment the provider has allocated it."""
@@ -226,6 +247,13 @@ class Capabilities:
     creation_window: float
     """Seconds after a `create` call during which its sandbox may still appear to `find`. After that, absence is a
     person's to judge (it still proves nothing)."""
+    absence_apart: float = 0.0
+    """Seconds between two looks that must both find nothing before absence counts. 0 where one look is enough."""
+    proves_no_allocation: frozenset[ErrorKind] = frozenset()
+    """The kinds with which an answer to `create` may prove that nothing was allocated. Such an error says so itself
+    (`nothing_allocated`); one of any other kind never counts as proof."""
+    idempotent_create: bool = False
+    """A `create` repeated with the same name answers the same sandbox. Only the living attempt itself repeats one."""
 
 
 class Schema(BaseModel):
@@ -255,6 +283,9 @@ class Provider(ABC, Generic[E, C]):
     Config: ClassVar[type[Schema]]
     """Schema of an environment's configuration: what kind of sandbox is made. Never holds a secret."""
     capabilities: ClassVar[Capabilities]
+    binding: ClassVar[str] = ""
+    """Recorded on each operation, opaque to us: an adapter that answers with another one may not look for what the
+    first one created. Change it when names or marks are written differently."""
 
     def __init__(self, endpoint: E, secret: str | None = None) -> None:
         self.endpoint = endpoint
@@ -272,13 +303,18 @@ class Provider(ABC, Generic[E, C]):
     def create(self, name: str, marks: Mapping[str, str], config: C, *, within: float) -> Created:
         """Allocate and start one sandbox with this name and these marks, automatic restart and resume off.
 
-        Raises `NAME_TAKEN` when a sandbox of that name exists, of any state. `name` is 1 to 63 characters of a-z, 0-9
-        and hyphen.
+        Answers as soon as the provider names the sandbox; it may still be starting (`Created.ready`). Raises
+        `NAME_TAKEN` when a sandbox of that name exists, of any state. `name` is 1 to 63 characters of a-z, 0-9 and
+        hyphen, and unique to this creation: also the key of an idempotent create.
         """
 
     @abstractmethod
-    def find(self, name: str, *, within: float) -> Resource | None:
-        """Return the sandbox of exactly this name, in any state, or None. Reads only. None is never proof."""
+    def find(self, name: str, marks: Mapping[str, str], *, within: float) -> Resource | None:
+        """Return the sandbox of this creation, in any state, or None: by exactly its name, or by all its marks.
+
+        A provider without names, or one that frees a name while the sandbox may live, goes by the marks. Reads only.
+        None is never proof.
+        """
 
     @abstractmethod
     def inspect(self, resource_id: str, *, within: float) -> Sighting:
@@ -290,14 +326,20 @@ class Provider(ABC, Generic[E, C]):
 
     @abstractmethod
     def start(self, resource_id: str, *, within: float) -> None:
-        """Start a stopped sandbox with its files. Starting a running one changes nothing."""
+        """Start a stopped sandbox with its files. Starting a running one changes nothing.
+
+        Returning means that the provider accepted it: `inspect` says when it runs. Raises `NOT_FOUND` for one that is
+        gone and `CANNOT_START` where the provider says that it can never run again.
+        """
 
     @abstractmethod
     def stop(self, resource_id: str, *, grace: float, within: float) -> None:
         """End all execution in the sandbox and keep its files: politely, then after `grace` seconds by force.
 
-        Returning means that the provider accepted it, and proves nothing: `inspect` says how it ended. Stopping a
-        stopped sandbox changes nothing. Never deletes, whatever fails. Raises `NOT_FOUND` for one that is gone.
+        What the provider would by itself do to a stopped sandbox, or at a deadline, is turned off first and read back;
+        where that fails nothing is stopped (`REFUSED`). Returning means that the provider accepted it, and proves
+        nothing: `inspect` says how it ended. Stopping a stopped sandbox changes nothing. Never deletes,
+        whatever fails. Raises `NOT_FOUND` for one that is gone.
         """
 
     @abstractmethod
@@ -319,3 +361,23 @@ class Provider(ABC, Generic[E, C]):
     @abstractmethod
     def list(self, marks: Mapping[str, str], *, within: float) -> Listing:
         """Return all sandboxes, of every state and from every page, that carry all these marks. Reads only."""
+
+    def recover(self, resource_id: str, *, within: float) -> None:  # noqa: ARG002 - for those who override it
+        """Bring a sandbox that `inspect` called recoverable back to running, with its files. Counts as a start.
+
+        Returning means that the provider accepted it. Raises `REFUSED` where the provider has no such thing.
+        """
+        raise ProviderError(ErrorKind.REFUSED, "this provider does not recover sandboxes")
+
+    def extend(self, resource_id: str, seconds: float, *, within: float) -> datetime:  # noqa: ARG002 - likewise
+        """Move the provider's own deadline to `seconds` from now, or a little later, and return it as read back.
+
+        Only where `Capabilities.has_deadline`. Raises `REFUSED` where it cannot be moved, `NOT_FOUND` for a sandbox
+        that is gone.
+        """
+        raise ProviderError(ErrorKind.REFUSED, "this provider has no deadline to move")
+
+    @classmethod
+    def lifetime(cls, config: C) -> float | None:  # noqa: ARG003 - likewise
+        """Return for how many seconds ahead a configuration keeps the provider's deadline, or None for no deadline."""
+        return None

@@ -84,7 +84,13 @@ class RehearsalProvider(Provider[Endpoint, Config]):
     label: ClassVar[str] = "rehearsal"
     Endpoint = Endpoint
     Config = Config
-    capabilities = Capabilities(finds_by_name=True, keeps_files=True, has_deadline=False, creation_window=60.0)
+    capabilities = Capabilities(
+        finds_by_name=True,
+        keeps_files=True,
+        has_deadline=False,
+        creation_window=60.0,
+        proves_no_allocation=frozenset(ErrorKind),
+    )
 
     @property
     def world(self) -> World:
@@ -114,7 +120,7 @@ class RehearsalProvider(Provider[Endpoint, Config]):
         self._done("create", name)
         return Created(resource)
 
-    def find(self, name: str, *, within: float) -> Resource | None:
+    def find(self, name: str, marks: Mapping[str, str], *, within: float) -> Resource | None:
         world = self._call("find", name)
         return next((box.resource for box in world.boxes.values() if box.resource.name == name), None)
 

@@ -35,7 +35,9 @@ def recover_creation(claim: Claim, context: Context) -> Generator[Call, Any, Out
     provider = context.open_recorded(operation)
     if (yield identify(provider)) != operation.account_identity:
         return Failed(ErrorKind.IDENTITY, "another account answers than the one recorded on the operation")
-    found: Resource | None = yield Call("find", lambda: provider.find(operation.name, within=bounds.FIND), bounds.FIND)
+    found: Resource | None = yield Call(
+        "find", lambda: provider.find(operation.name, operation.marks, within=bounds.FIND), bounds.FIND
+    )
     if found is None:
         return _not_found(operation)
     if not _is_ours(usable(found), operation, context.installation):

@@ -52,7 +52,6 @@ class Sandbox:
     error_reason: str
     recoverable: bool
     auto_delete: float | None
-    expires_at: datetime | None
     toolbox_url: str
 
 
@@ -63,14 +62,21 @@ def sandbox(answer: object) -> Sandbox:
     marks = {key: str(value) for key, value in labels.items() if key.startswith(MARK_PREFIX)}
     interval = item.get("autoDeleteInterval")
     return Sandbox(
-        resource=usable(Resource(text(item, "id"), text(item, "name"), marks)),
+        resource=usable(
+            Resource(
+                text(item, "id"),
+                text(item, "name"),
+                marks,
+                as_of=_moment(item.get("updatedAt")),
+                expires_at=_moment(item.get("autoDestroyAt")),
+            )
+        ),
         organization=text(item, "organizationId"),
         state=_word(item.get("state")),
         desired=_word(item.get("desiredState")),
         error_reason=_word(item.get("errorReason")),
         recoverable=item.get("recoverable") is True,
         auto_delete=interval if isinstance(interval, int | float) and not isinstance(interval, bool) else None,
-        expires_at=_moment(item.get("autoDestroyAt")),
         toolbox_url=_word(item.get("toolboxProxyUrl")),
     )
 
@@ -87,7 +93,7 @@ def sighting(seen: Sandbox) -> Sighting:
     """
     resource, state, desired = seen.resource, seen.state, seen.desired
     if state == "destroyed":
-        return Gone()
+        return Gone(stated=True)
     if state in TRANSITIONS:
         return Busy(resource, state)
     agreeing = _AGREEING.get(state)

@@ -67,6 +67,8 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
         has_deadline=True,
         # The row is written while the create is answered; a request that hangs in front of it may come late.
         creation_window=300.0,
+        absence_apart=120.0,
+        proves_no_allocation=frozenset({ErrorKind.INVALID, ErrorKind.NAME_TAKEN}),
     )
 
     def __init__(self, endpoint: DaytonaEndpoint, secret: str | None = None) -> None:
@@ -107,9 +109,9 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
                 seen = self._started(conversation, seen.resource.resource_id)
         if not isinstance(sighting, Running):
             raise ProviderError(ErrorKind.REFUSED, f"created, but {_summary(sighting)}")
-        return Created(seen.resource, seen.expires_at)
+        return Created(seen.resource)
 
-    def find(self, name: str, *, within: float) -> Resource | None:
+    def find(self, name: str, marks: Mapping[str, str], *, within: float) -> Resource | None:  # noqa: ARG002 - to come
         """One whose deletion was asked for has lost its name already, and is not found by it."""
         if not _NAME.fullmatch(name):
             return None

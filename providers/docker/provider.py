@@ -54,6 +54,7 @@ class DockerProvider(Provider[DockerEndpoint, DockerConfig]):
         has_deadline=False,
         # An engine that copies an image to a busy disk takes its time before the container can be seen.
         creation_window=120.0,
+        proves_no_allocation=frozenset({ErrorKind.INVALID, ErrorKind.NAME_TAKEN}),
     )
 
     def __init__(self, endpoint: DockerEndpoint, secret: str | None = None) -> None:
@@ -100,7 +101,7 @@ class DockerProvider(Provider[DockerEndpoint, DockerConfig]):
                 client.start(container)
         return Created(Resource(container, name, dict(marks)))
 
-    def find(self, name: str, *, within: float) -> Resource | None:
+    def find(self, name: str, marks: Mapping[str, str], *, within: float) -> Resource | None:  # noqa: ARG002 - names are final here
         if not _NAME.fullmatch(name):
             return None
         with self._engine.conversation(Call.LIST, within) as conversation, conversation.asking(Call.LIST) as client:

@@ -88,6 +88,7 @@ class LocalProvider(Provider[LocalEndpoint, LocalConfig]):
         has_deadline=False,
         # The bound on a call, and then some: a creator may be frozen between its last check and the rename.
         creation_window=600.0,
+        proves_no_allocation=frozenset({ErrorKind.INVALID, ErrorKind.NAME_TAKEN, ErrorKind.SERVER}),
     )
 
     def identify(self, *, within: float) -> str:
@@ -103,7 +104,7 @@ class LocalProvider(Provider[LocalEndpoint, LocalConfig]):
             client.launch(sandbox, deadline)
             return Created(sandbox.resource)
 
-    def find(self, name: str, *, within: float) -> Resource | None:
+    def find(self, name: str, marks: Mapping[str, str], *, within: float) -> Resource | None:  # noqa: ARG002 - names are final here
         with self._state(Deadline(within)) as state:
             sandbox = state.by_name(name)
             if sandbox is None:

@@ -106,7 +106,7 @@ def test_an_absence_that_a_list_denies_is_none(state: str, expected: str) -> Non
 
 @pytest.mark.parametrize("value", [None, "", "soon", 5, "2026-11-30T10:00:00"])
 def test_a_deadline_that_is_no_moment_is_not_attested(value: object) -> None:
-    assert answers.sandbox(description(autoDestroyAt=value)).expires_at is None
+    assert answers.sandbox(description(autoDestroyAt=value)).resource.expires_at is None
 
 
 @pytest.mark.parametrize(

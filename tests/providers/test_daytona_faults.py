@@ -113,7 +113,7 @@ def test_a_sandbox_that_is_hidden_after_a_failed_deletion_is_not_gone(
     assert server.world.executing(sandbox)
     listing = daytona.list(MARKS, within=WITHIN)
     assert [resource.resource_id for resource in listing.resources] == [sandbox]
-    assert daytona.find("box", within=WITHIN) is None
+    assert daytona.find("box", {}, within=WITHIN) is None
 
 
 def test_an_absence_is_believed_only_with_a_list_to_its_end(server: Rehearsal, daytona: DaytonaProvider) -> None:
@@ -179,7 +179,7 @@ def test_a_sandbox_whose_name_is_our_id_is_never_taken_for_it(daytona: DaytonaPr
 
 
 def test_an_id_is_no_name(daytona: DaytonaProvider, create: Callable[..., str]) -> None:
-    assert daytona.find(create(), within=WITHIN) is None
+    assert daytona.find(create(), {}, within=WITHIN) is None
 
 
 # Transitions.
@@ -320,7 +320,7 @@ def test_a_creation_that_fails_after_its_effect_claims_nothing_and_is_found(
     assert error.kind is not ErrorKind.NAME_TAKEN
     assert not error.nothing_allocated
     server.world.script.clear()
-    found = daytona.find("box", within=WITHIN)
+    found = daytona.find("box", {}, within=WITHIN)
     assert found is not None
     assert dict(found.marks) == MARKS
     again = refused(lambda: daytona.create("box", MARKS, DaytonaConfig(), within=WITHIN))
@@ -334,7 +334,7 @@ def test_a_creation_that_takes_longer_than_its_bound_is_found_and_never_repeated
     error = refused(lambda: daytona.create("box", MARKS, DaytonaConfig(), within=0.5))
     assert (error.kind, error.nothing_allocated) == (ErrorKind.TIMEOUT, False)
     assert [call for call, _ in server.asked].count("create") == 1
-    found = daytona.find("box", within=WITHIN)
+    found = daytona.find("box", {}, within=WITHIN)
     assert found is not None
     assert isinstance(daytona.inspect(found.resource_id, within=WITHIN), Busy)
 
@@ -347,7 +347,7 @@ def test_a_lifetime_is_the_services_own_deadline_in_whole_minutes(
     sandbox = created.resource.resource_id
     assert server.world.boxes[sandbox].body.get("ttlMinutes") == minutes
     expected = None if minutes is None else datetime.fromtimestamp(clock.now + 60 * minutes, UTC)
-    assert created.expires_at == expected
+    assert created.resource.expires_at == expected
     clock.now += 60 * (minutes or 1000) + 1
     assert isinstance(daytona.inspect(sandbox, within=WITHIN), Running if minutes is None else Gone)
 
@@ -475,7 +475,7 @@ def test_another_organisation_behind_the_key_is_another_account(server: Rehearsa
     for call in (
         lambda: daytona.inspect(made, within=WITHIN),
         lambda: daytona.list(MARKS, within=WITHIN),
-        lambda: daytona.find("theirs", within=WITHIN),
+        lambda: daytona.find("theirs", {}, within=WITHIN),
         lambda: daytona.stop(made, grace=1, within=WITHIN),
         lambda: daytona.create("ours", MARKS, DaytonaConfig(), within=WITHIN),
     ):

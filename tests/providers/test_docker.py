@@ -187,14 +187,14 @@ def test_an_image_that_the_engine_lacks_allocates_nothing(provider: DockerProvid
     with pytest.raises(ProviderError) as caught:
         provider.create("no-image", MARKS, DockerConfig(image="no/such:image"), within=WITHIN)
     assert (caught.value.kind, caught.value.nothing_allocated) == (ErrorKind.INVALID, True)
-    assert provider.find("no-image", within=WITHIN) is None
+    assert provider.find("no-image", {}, within=WITHIN) is None
 
 
 def test_a_container_that_cannot_be_started_was_allocated_and_is_found(provider: DockerProvider) -> None:
     with pytest.raises(ProviderError) as caught:
         provider.create("no-command", MARKS, DockerConfig(image=IMAGE, command=("/no/such",)), within=WITHIN)
     assert (caught.value.kind, caught.value.nothing_allocated) == (ErrorKind.INVALID, False)
-    found = provider.find("no-command", within=WITHIN)
+    found = provider.find("no-command", {}, within=WITHIN)
     assert found is not None
     assert isinstance(provider.inspect(found.resource_id, within=WITHIN), Stopped)
     provider.delete(found.resource_id, within=WITHIN)

@@ -34,7 +34,7 @@ TRUE = Command(("true",), timeout=5)
 CALLS: dict[str, Callable[[DockerProvider, float], Any]] = {
     "identify": lambda p, within: p.identify(within=within),
     "create": lambda p, within: p.create("name", {"a": "b"}, CONFIG, within=within),
-    "find": lambda p, within: p.find("name", within=within),
+    "find": lambda p, within: p.find("name", {}, within=within),
     "inspect": lambda p, within: p.inspect(CONTAINER, within=within),
     "start": lambda p, within: p.start(CONTAINER, within=within),
     "stop": lambda p, within: p.stop(CONTAINER, grace=1, within=within),
@@ -299,20 +299,20 @@ def test_no_engine_at_the_address_is_a_matter_of_the_connection(engine: FakeEngi
 def test_an_engine_is_asked_for_its_version_once(engine: FakeEngine) -> None:
     provider = engine.provider
     for _ in range(3):
-        provider.find("name", within=WITHIN)
+        provider.find("name", {}, within=WITHIN)
     assert engine.asked.count("GET /_ping") == 1
     assert engine.requests[-1].path.startswith("/v1.44/")
 
 
 def test_a_version_that_the_engine_has_lost_is_asked_for_again(engine: FakeEngine) -> None:
     provider = engine.provider
-    provider.find("name", within=WITHIN)
+    provider.find("name", {}, within=WITHIN)
     engine.answers("GET /_ping", Answer(200, b"OK", {"Api-Version": "1.41"}))
     engine.answers("GET /containers/json", Answer(400, {"message": "client version 1.44 is too new"}))
     with pytest.raises(ProviderError):
-        provider.find("name", within=WITHIN)
+        provider.find("name", {}, within=WITHIN)
     engine.answers("GET /containers/json", Answer(200, []))
-    provider.find("name", within=WITHIN)
+    provider.find("name", {}, within=WITHIN)
     assert engine.requests[-1].path.startswith("/v1.41/")
 
 
@@ -343,7 +343,7 @@ def test_podman_is_recognised_by_place_since_its_id_is_new_each_time(engine: Fak
 def test_a_filter_that_the_engine_ignores_changes_nothing(engine: FakeEngine) -> None:
     others = [entry(Id="d" * 64, Names=["/name2", "/name2/name"], Labels=None), entry(Id="f" * 64, Names=["/xname"])]
     engine.answers("GET /containers/json", Answer(200, [*others, entry()]))
-    found = engine.provider.find("name", within=WITHIN)
+    found = engine.provider.find("name", {}, within=WITHIN)
     assert found is not None
     assert found.resource_id == CONTAINER
     listing = engine.provider.list({"paperclip-env.lease": "1"}, within=WITHIN)

@@ -194,10 +194,10 @@ def test_a_handshake_without_end_holds_nobody_beyond_the_bound(authority: Author
 def test_trickling_answers_inside_tls_hold_nobody_beyond_the_bound(authority: Authority) -> None:
     with fake_engine() as engine, proxy(authority, engine.path) as port:
         provider = provider_at(port, authority, authority.sign("client"))
-        provider.find("name", within=WITHIN)
+        provider.find("name", {}, within=WITHIN)
         engine.answers("GET /containers/json", Answer(200, b"[" + b" " * 60, slow_from=5))
         started = time.monotonic()
         with pytest.raises(ProviderError) as caught:
-            provider.find("name", within=0.8)
+            provider.find("name", {}, within=0.8)
         assert caught.value.kind is ErrorKind.TIMEOUT
         assert time.monotonic() - started < 2

@@ -72,7 +72,7 @@ def test_a_directory_that_lost_its_id_while_it_holds_sandboxes_is_refused(local:
     provider = local.provider
     for call in (
         lambda: provider.identify(within=WITHIN),
-        lambda: provider.find("box", within=WITHIN),
+        lambda: provider.find("box", {}, within=WITHIN),
         lambda: provider.inspect(resource.resource_id, within=WITHIN),
         lambda: provider.inspect("other." + "0" * 32, within=WITHIN),
         lambda: provider.list({}, within=WITHIN),
@@ -141,7 +141,7 @@ def test_a_state_directory_may_have_a_longer_path_than_a_socket(tmp_path: Path) 
 def test_a_name_that_is_none_is_invalid_and_never_found(local: Local, name: str) -> None:
     error = refused(ErrorKind.INVALID, lambda: local.create(name))
     assert error.nothing_allocated
-    assert local.provider.find(name, within=WITHIN) is None
+    assert local.provider.find(name, {}, within=WITHIN) is None
     assert local.provider.list({}, within=WITHIN).resources == ()
 
 
@@ -155,7 +155,7 @@ def test_an_id_that_is_none_is_gone_and_deletes_nothing(local: Local, tmp_path: 
     assert isinstance(local.provider.inspect(resource_id, within=WITHIN), Gone)
     local.provider.delete(resource_id, within=WITHIN)
     refused(ErrorKind.NOT_FOUND, lambda: local.provider.stop(resource_id, grace=0, within=WITHIN))
-    assert local.provider.find("box", within=WITHIN) is not None
+    assert local.provider.find("box", {}, within=WITHIN) is not None
     assert (local.state / "trash").is_dir()
     assert (tmp_path / "outside").is_dir()
 
@@ -165,7 +165,7 @@ def test_a_sandbox_that_lost_its_record_makes_no_list_complete(local: Local) -> 
     record = (local.directory() / "sandbox.json").read_text()
     (local.directory() / "sandbox.json").unlink()
     refused(ErrorKind.PROTOCOL, lambda: local.provider.list({}, within=WITHIN))
-    refused(ErrorKind.PROTOCOL, lambda: local.provider.find("box", within=WITHIN))
+    refused(ErrorKind.PROTOCOL, lambda: local.provider.find("box", {}, within=WITHIN))
     (local.directory() / "sandbox.json").write_text(record)
 
 
@@ -229,7 +229,7 @@ def crashing(local: Local, point: str) -> str:
 @pytest.mark.parametrize("point", ["before it has a record", "before it has its name"])
 def test_a_creator_killed_before_its_sandbox_has_a_name_leaves_nothing_that_runs(local: Local, point: str) -> None:
     crashing(local, point)
-    assert local.provider.find("box", within=WITHIN) is None
+    assert local.provider.find("box", {}, within=WITHIN) is None
     assert local.provider.list({}, within=WITHIN).resources == ()
     assert not left_below(local.state)
     (abandoned,) = (local.state / "staging").iterdir()
@@ -246,7 +246,7 @@ def test_a_creator_killed_before_its_sandbox_has_a_name_leaves_nothing_that_runs
 @pytest.mark.parametrize("way", ["stop", "delete"])
 def test_a_creator_killed_later_leaves_what_is_found_and_ended(local: Local, point: str, way: str) -> None:
     told = crashing(local, point)
-    resource = local.provider.find("box", within=WITHIN)
+    resource = local.provider.find("box", {}, within=WITHIN)
     assert resource is not None
     assert told in {"", resource.resource_id}
     assert not isinstance(inspect(local, resource), Gone | Unknown)

@@ -397,7 +397,7 @@ def test_a_main_command_that_cannot_start_is_named_and_its_sandbox_found(local: 
     error = refused(ErrorKind.INVALID, lambda: local.create(command=["/no/such/program"]))
     assert "/no/such/program" in error.excerpt
     assert not error.nothing_allocated
-    found = local.provider.find("box", within=WITHIN)
+    found = local.provider.find("box", {}, within=WITHIN)
     assert found is not None
     assert isinstance(inspect(local, found), Running)
 

@@ -51,7 +51,7 @@ def test_an_adapter_of_another_package_is_found_by_its_entry_point(tmp_path: Pat
     assert "elsewhere" in registry.known()
     provider = registry.open_provider("elsewhere", {"state_dir": str(tmp_path / "state")})
     assert provider.label == "A provider of another package"
-    assert provider.find("nothing", within=5) is None
+    assert provider.find("nothing", {}, within=5) is None
 
 
 @pytest.mark.usefixtures("package")
