@@ -48,6 +48,7 @@ class Claim:
     account_id: UUID
     lease_id: UUID | None
     operation_id: UUID | None
+    run_id: UUID | None
     wakes: int
     failures: int
     busy_count: int
@@ -69,6 +70,13 @@ class Claim:
             raise TypeError(f"a {self.kind} has no operation")
         return self.operation_id
 
+    @property
+    def run(self) -> UUID:
+        """The run of a startup (the same constraint)."""
+        if self.run_id is None:
+            raise TypeError(f"a {self.kind} has no run")
+        return self.run_id
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -82,9 +90,7 @@ class Selection:
 
 ALL = Selection()
 
-_COLUMNS = (
-    "id, attempt_id, kind, company_id, account_id, lease_id, operation_id, wakes, failures, busy_count"  # of the claim
-)
+_COLUMNS = "id, attempt_id, kind, company_id, account_id, lease_id, operation_id, run_id, wakes, failures, busy_count"  # of the claim
 
 _LOCK_ACCOUNT = """
 SELECT concurrency_limit,

@@ -18,7 +18,7 @@ from django.db.models.functions import Coalesce, Now
 
 from cleanup.backoff import PROTECTION
 from cleanup.claims import Claim, fenced, finish_attempt
-from leases import audit, transitions
+from leases import audit, proof, transitions
 from leases.clock import Clock
 from leases.models import Attempt, Lease, Obligation, Receipt
 from leases.waking import wake
@@ -92,14 +92,14 @@ def _read(claim: Claim) -> tuple[Lease, Obligation, Standing] | None:
             delete_announced=row.delete_announced_at is not None,
             epoch=lease.epoch,
             receipt=satisfying(lease, Verb(row.verb)),
-            proven_before=lease.receipts.filter(epoch=lease.epoch).exists(),
+            proven_before=proof.receipts(lease).exists(),
         ),
     )
 
 
 def satisfying(lease: Lease, verb: Verb) -> Receipt | None:
     """Return a receipt of the lease's epoch that proves what this verb demands, if there is one."""
-    receipts = lease.receipts.filter(epoch=lease.epoch)
+    receipts = proof.receipts(lease)
     if verb == Verb.DELETE:
         receipts = receipts.filter(evidence__in=[Evidence.DESTROYED, Evidence.ABSENT])
     return receipts.order_by("pk").first()

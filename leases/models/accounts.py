@@ -26,14 +26,21 @@ class Credential(models.Model):
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     company = models.ForeignKey(Company, on_delete=models.PROTECT)
     name = models.CharField(max_length=200)
-    reference = models.CharField(max_length=500, help_text="env:NAME or file:/absolute/path; never the secret itself.")
+    reference = models.CharField(
+        max_length=500, help_text="A reference, such as env:NAME or file:/absolute/path; never the secret itself."
+    )
+    digest = models.CharField(
+        max_length=64, blank=True, editable=False, help_text="Keyed digest of the value last seen to work."
+    )
     status = models.CharField(max_length=10, choices=Status.choices, default=Status.ACTIVE)
     created_at = models.DateTimeField(db_default=Now(), editable=False)
 
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["company", "name"], name="credential_name_is_unique"),
-            models.CheckConstraint(condition=Q(reference__regex=r"^(env|file):.+$"), name="credential_is_a_reference"),
+            models.CheckConstraint(
+                condition=Q(reference__regex=r"^[a-z][a-z0-9_.-]*:.+$"), name="credential_is_a_reference"
+            ),
             models.CheckConstraint(
                 condition=Q(status__in=["active", "disabled", "archived"]), name="credential_status_is_known"
             ),

@@ -1,4 +1,4 @@
-"""The journal: what is committed before a provider is asked to create a sandbox."""
+"""The journal: what is committed before a provider is asked to create or to start a sandbox."""
 
 from __future__ import annotations
 
@@ -14,60 +14,106 @@ from leases.models.tenancy import Company
 
 
 class Operation(models.Model):
-    """One creation, owned from before the call until its sandbox is a lease's or proven gone.
+    """One creation or one start, owned from before the call until its sandbox is a lease's or proven gone.
 
-    The identities of the environment, the run and the lease-to-be are plain values, so that they survive deletion and
-    rebinding. `name` is derived from the operation's own id, so that no two incarnations share one. It holds references
-    and never a secret, and no provider payload.
+    The identities of the environment, the run, the credential and the lease-to-be are plain values, so that they
+    survive deletion and rebinding. `name` is derived from the creation's own id, so that no two incarnations share one.
+    What the provider's contract says is recorded, so that it cannot change under a recovery. It holds references and
+    never a secret, and no provider payload.
+
+    A start names the stopped sandbox (`resource_id`) and the lease whose sandbox it was (`source`). While it is
+    pending, no receipt of that sandbox is proof (`leases.proof`).
     """
 
+    class Kind(models.TextChoices):
+        CREATE = "create"
+        START = "start"
+
     class State(models.TextChoices):
-        PENDING = "pending", "the provider may have allocated a sandbox that no lease owns"
+        PENDING = "pending", "the provider may have allocated or started a sandbox that no lease owns"
         ATTACHED = "attached", "a lease owns the sandbox"
-        RESOLVED = "resolved", "nothing is owned any more, or nothing was ever allocated"
+        RESOLVED = "resolved", "nothing is owned any more, or nothing was ever allocated or started"
+        UNVERIFIED = "unverified", "an operator ended the search; whether a sandbox exists is not known"
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    kind = models.CharField(max_length=10, choices=Kind.choices, default=Kind.CREATE)
     company = models.ForeignKey(Company, on_delete=models.PROTECT)
     account = models.ForeignKey(ProviderAccount, on_delete=models.PROTECT)
     environment_uuid = models.UUIDField()
     run_uuid = models.UUIDField(null=True, blank=True)
     issue_uuid = models.UUIDField(null=True, blank=True)
-    lease_uuid = models.UUIDField(unique=True)
-    lease = models.OneToOneField(Lease, null=True, blank=True, on_delete=models.PROTECT, related_name="operation")
+    lease_uuid = models.UUIDField()
+    lease = models.ForeignKey(Lease, null=True, blank=True, on_delete=models.PROTECT, related_name="operations")
+    source = models.ForeignKey(Lease, null=True, blank=True, on_delete=models.PROTECT, related_name="starts")
     state = models.CharField(max_length=10, choices=State.choices, default=State.PENDING)
+    request_key = models.CharField(
+        max_length=200, null=True, blank=True, help_text="The caller's own name of its request: it is served once."
+    )  # null where there is none, so that it can be unique
 
     name = models.CharField(max_length=63)
     marks = models.JSONField(default=dict)
     provider = models.CharField(max_length=50)
     endpoint = models.JSONField(default=dict)
+    credential_uuid = models.UUIDField(null=True, blank=True)
     credential_reference = models.CharField(max_length=500, blank=True)
+    credential_digest = models.CharField(max_length=64, blank=True)
     account_identity = models.CharField(max_length=500)
     config = models.JSONField(default=dict)
     policy = models.CharField(max_length=40)
+    scope = models.CharField(max_length=200, blank=True)
+    fingerprint = models.CharField(max_length=64, blank=True)
     drain_seconds = models.PositiveIntegerField(default=30)
     hourly_price = models.DecimalField(max_digits=10, decimal_places=4, null=True, blank=True)
+    ends_at = models.DateTimeField(null=True, blank=True)
+
     finds_by_name = models.BooleanField()
     creation_window = models.FloatField(help_text="Seconds during which a lost creation may still appear.")
+    proves_no_allocation = models.JSONField(
+        default=list, help_text="Error kinds with which an answer may prove that nothing was allocated."
+    )
+    binding = models.CharField(max_length=200, blank=True, help_text="The adapter's own, opaque.")
 
     resource_id = models.CharField(max_length=200, blank=True)
     looks = models.PositiveIntegerField(default=0, help_text="Look-ups so far that did not find it.")
     created_at = models.DateTimeField(db_default=Now(), editable=False)
+    call_ended_at = models.DateTimeField(
+        null=True, blank=True, help_text="When its caller said that it asks the provider for nothing any more."
+    )
     cancelled_at = models.DateTimeField(null=True, blank=True)
     resolved_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["account", "name"], name="operation_name_is_unique"),
+            models.UniqueConstraint(
+                fields=["account", "name"], condition=Q(kind="create"), name="operation_name_is_unique"
+            ),
+            models.UniqueConstraint(
+                fields=["lease_uuid"], condition=Q(kind="create"), name="operation_creates_one_lease"
+            ),
+            models.UniqueConstraint(fields=["lease"], condition=Q(kind="create"), name="operation_created_its_lease"),
+            models.UniqueConstraint(fields=["company", "request_key"], name="operation_serves_a_request_once"),
+            models.UniqueConstraint(
+                fields=["account", "resource_id"],
+                condition=Q(kind="start", state="pending"),
+                name="operation_is_the_only_start_of_its_sandbox",
+            ),
+            models.CheckConstraint(condition=Q(kind__in=["create", "start"]), name="operation_kind_is_known"),
+            models.CheckConstraint(
+                condition=Q(kind="create", source__isnull=True)
+                | Q(kind="start", source__isnull=False) & ~Q(resource_id=""),
+                name="operation_start_names_its_sandbox",
+            ),
             models.CheckConstraint(condition=~Q(account_identity=""), name="operation_names_its_account"),
             models.CheckConstraint(
-                condition=Q(state__in=["pending", "attached", "resolved"]), name="operation_state_is_known"
+                condition=Q(state__in=["pending", "attached", "resolved", "unverified"]),
+                name="operation_state_is_known",
             ),
             models.CheckConstraint(
                 condition=~Q(state="attached") | Q(lease__isnull=False), name="operation_attached_has_a_lease"
             ),
             models.CheckConstraint(
-                condition=Q(state="resolved", resolved_at__isnull=False)
-                | ~Q(state="resolved") & Q(resolved_at__isnull=True),
+                condition=Q(state__in=["resolved", "unverified"], resolved_at__isnull=False)
+                | ~Q(state__in=["resolved", "unverified"]) & Q(resolved_at__isnull=True),
                 name="operation_resolved_says_when",
             ),
         ]
@@ -77,4 +123,4 @@ class Operation(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"creation of {self.name} ({self.state})"
+        return f"{'creation' if self.kind == self.Kind.CREATE else 'start'} of {self.name} ({self.state})"

@@ -19,6 +19,7 @@ class Lease(models.Model):
     `provider`, `endpoint`, `credential_reference`, `account_identity` and `config` are a snapshot taken at acquisition:
     teardown works from them, never from the environment of the day. `epoch` counts confirmed starts of the sandbox; a
     receipt proves only the epoch it names. `expires_at` holds nothing but a deadline that the provider attested.
+    `successor` is the lease that took the sandbox over; from then on this one is history.
     """
 
     class State(models.TextChoices):
@@ -51,6 +52,7 @@ class Lease(models.Model):
 
     provider = models.CharField(max_length=50)
     endpoint = models.JSONField(default=dict)
+    credential_uuid = models.UUIDField(null=True, blank=True)
     credential_reference = models.CharField(max_length=500, blank=True)
     account_identity = models.CharField(max_length=500)
     config = models.JSONField(default=dict)
@@ -60,7 +62,18 @@ class Lease(models.Model):
     resource_id = models.CharField(max_length=200)
     resource_name = models.CharField(max_length=63)
     epoch = models.PositiveIntegerField(default=1)
+    started_as_of = models.DateTimeField(
+        null=True,
+        blank=True,
+        help_text="The provider's own time of the last start it confirmed; what is older is stale.",
+    )
     expires_at = models.DateTimeField(null=True, blank=True)
+    ends_at = models.DateTimeField(null=True, blank=True, help_text="An ad-hoc lease is released then by itself.")
+    scope = models.CharField(max_length=200, blank=True, help_text="What may use the sandbox again; empty: nothing.")
+    fingerprint = models.CharField(max_length=64, blank=True, help_text="Digest of what the sandbox was made from.")
+    successor = models.OneToOneField(
+        "self", null=True, blank=True, on_delete=models.PROTECT, related_name="predecessor"
+    )
     files_lost = models.BooleanField(default=False, help_text="Destroyed although its files were to be kept.")
 
     acquired_at = models.DateTimeField(db_default=Now())
@@ -82,6 +95,13 @@ class Lease(models.Model):
             models.CheckConstraint(condition=~Q(resource_id=""), name="lease_names_its_sandbox"),
             models.CheckConstraint(condition=~Q(account_identity=""), name="lease_names_its_account"),
             models.CheckConstraint(condition=Q(epoch__gte=1), name="lease_epoch_is_positive"),
+            models.CheckConstraint(
+                condition=Q(successor__isnull=True) | Q(state="expired"), name="lease_succeeded_is_expired"
+            ),
+            models.CheckConstraint(condition=Q(scope="") | Q(run__isnull=False), name="lease_of_no_run_is_not_reused"),
+            models.CheckConstraint(
+                condition=Q(ends_at__isnull=True) | Q(run__isnull=True), name="lease_that_ends_by_itself_is_ad_hoc"
+            ),
             models.UniqueConstraint(
                 fields=["account", "resource_id"],
                 condition=Q(state__in=["active", "pending_cleanup", "retained"]),
@@ -92,6 +112,12 @@ class Lease(models.Model):
             models.Index(fields=["company", "state"], name="lease_company_state"),
             models.Index(fields=["resource_id"], name="lease_resource"),
             models.Index(fields=["-acquired_at"], name="lease_newest_first"),
+            # What an acquire looks for: a stopped sandbox of its scope, newest first.
+            models.Index(
+                fields=["company", "scope", "-released_at"],
+                condition=Q(state="released") & ~Q(scope=""),
+                name="lease_reusable",
+            ),
         ]
 
     def __str__(self) -> str:
@@ -99,7 +125,10 @@ class Lease(models.Model):
 
 
 class BridgeActivity(models.Model):
-    """One piece of accepted work between host and sandbox. Open until it ended; past its deadline it holds nothing."""
+    """One piece of accepted work between host and sandbox. Open until it ended; past its deadline it holds nothing.
+
+    Work during a startup, before there is a lease, belongs to its operation.
+    """
 
     class Kind(models.TextChoices):
         EXECUTE = "execute"
@@ -112,7 +141,10 @@ class BridgeActivity(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     company = models.ForeignKey(Company, on_delete=models.PROTECT)
-    lease = models.ForeignKey(Lease, on_delete=models.PROTECT, related_name="activities")
+    lease = models.ForeignKey(Lease, null=True, blank=True, on_delete=models.PROTECT, related_name="activities")
+    operation = models.ForeignKey(
+        "leases.Operation", null=True, blank=True, on_delete=models.PROTECT, related_name="activities"
+    )
     kind = models.CharField(max_length=10, choices=Kind.choices, default=Kind.EXECUTE)
     started_at = models.DateTimeField(db_default=Now())
     deadline = models.DateTimeField()
@@ -129,10 +161,20 @@ class BridgeActivity(models.Model):
                 | Q(ended_at__isnull=False, outcome__in=["completed", "failed", "backed_out"]),
                 name="activity_ends_with_an_outcome",
             ),
+            models.CheckConstraint(
+                condition=Q(lease__isnull=False, operation__isnull=True)
+                | Q(lease__isnull=True, operation__isnull=False),
+                name="activity_is_of_a_lease_or_a_startup",
+            ),
         ]
         indexes = [
             models.Index(fields=["lease"], condition=Q(ended_at__isnull=True), name="activity_open"),
+            models.Index(
+                fields=["operation"],
+                condition=Q(ended_at__isnull=True, operation__isnull=False),
+                name="activity_open_of_startup",
+            ),
         ]
 
     def __str__(self) -> str:
-        return f"{self.kind} in {self.lease_id}"
+        return f"{self.kind} in {self.lease_id or self.operation_id}"

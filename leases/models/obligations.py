@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from leases.models.accounts import ProviderAccount
 from leases.models.journal import Operation
 from leases.models.lease import Lease
-from leases.models.tenancy import Company
+from leases.models.tenancy import Company, Run
 
 
 class Obligation(models.Model):
@@ -25,6 +25,10 @@ class Obligation(models.Model):
     class Kind(models.TextChoices):
         TEARDOWN = "teardown", "stop or destroy a lease's sandbox, proven"
         RECOVER_CREATION = "recover_creation", "find out what became of a creation"
+        RECOVER_START = "recover_start", "find out what became of a start"
+        STARTUP = "startup", "see what a startup of a run left behind to its end"
+        EXTEND = "extend", "keep the provider's own deadline ahead"
+        END_LEASE = "end_lease", "release an ad-hoc lease at its deadline"
         PROBE_ACCOUNT = "probe_account", "ask a blocked account whether it works again"
 
     class Verb(models.TextChoices):
@@ -49,6 +53,14 @@ class Obligation(models.Model):
             "a live lease already owns the sandbox that answered; decide whose it is",
         )
         INVALID_SNAPSHOT = "invalid_snapshot", "the recorded configuration no longer fits the provider's schema"
+        CREDENTIAL_INACTIVE = "credential_inactive", "enable the credential: it is disabled, archived or not yet valid"
+        CREDENTIAL_MISSING = "credential_missing", "provide the credential: it was deleted, or its store has none"
+        CREDENTIAL_CHANGED = "credential_changed", "the secret is another one than the creation was asked with"
+        COMPANY_CLOSED = "company_closed", "the company was closed; decide what becomes of its sandbox"
+        WAITING = "waiting", "nothing to decide: woken when what it waits for ends"
+
+    FOR_PEOPLE = tuple(why for why in Quiet.values if why != "waiting")
+    """The reasons that put a row into the operator's queue."""
 
     id = models.BigAutoField(primary_key=True)
     company = models.ForeignKey(Company, on_delete=models.PROTECT)
@@ -61,11 +73,15 @@ class Obligation(models.Model):
     probed_account = models.ForeignKey(
         ProviderAccount, null=True, blank=True, on_delete=models.PROTECT, related_name="probes"
     )
+    run = models.ForeignKey(Run, null=True, blank=True, on_delete=models.PROTECT, related_name="obligations")
 
     verb = models.CharField(max_length=20, choices=Verb.choices, blank=True)
     drain_until = models.DateTimeField(null=True, blank=True)
     delete_announced_at = models.DateTimeField(
         null=True, blank=True, help_text="When a destroying call was first announced."
+    )
+    absent_since = models.DateTimeField(
+        null=True, blank=True, help_text="When the first of the looks in a row was that did not find the sandbox."
     )
 
     due_at = models.DateTimeField(null=True, blank=True)
@@ -87,9 +103,34 @@ class Obligation(models.Model):
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=Q(kind="teardown", lease__isnull=False, operation__isnull=True, probed_account__isnull=True)
-                | Q(kind="recover_creation", lease__isnull=True, operation__isnull=False, probed_account__isnull=True)
-                | Q(kind="probe_account", lease__isnull=True, operation__isnull=True, probed_account=F("account")),
+                condition=Q(
+                    kind__in=["teardown", "extend", "end_lease"],
+                    lease__isnull=False,
+                    operation__isnull=True,
+                    probed_account__isnull=True,
+                    run__isnull=True,
+                )
+                | Q(
+                    kind__in=["recover_creation", "recover_start"],
+                    lease__isnull=True,
+                    operation__isnull=False,
+                    probed_account__isnull=True,
+                    run__isnull=True,
+                )
+                | Q(
+                    kind="startup",
+                    lease__isnull=True,
+                    operation__isnull=True,
+                    probed_account__isnull=True,
+                    run__isnull=False,
+                )
+                | Q(
+                    kind="probe_account",
+                    lease__isnull=True,
+                    operation__isnull=True,
+                    probed_account=F("account"),
+                    run__isnull=True,
+                ),
                 name="obligation_has_the_subject_of_its_kind",
             ),
             models.CheckConstraint(
@@ -116,6 +157,9 @@ class Obligation(models.Model):
                 name="obligation_verb_is_a_teardowns",
             ),
             models.CheckConstraint(
+                condition=Q(kind="teardown") | Q(absent_since__isnull=True), name="obligation_absence_is_a_teardowns"
+            ),
+            models.CheckConstraint(
                 condition=Q(requests_served__lte=F("requests")), name="obligation_serves_what_was_requested"
             ),
             models.UniqueConstraint(
@@ -132,6 +176,11 @@ class Obligation(models.Model):
                 fields=["probed_account", "kind"],
                 condition=Q(closed_at__isnull=True, probed_account__isnull=False),
                 name="obligation_is_one_per_account_and_kind",
+            ),
+            models.UniqueConstraint(
+                fields=["run", "kind"],
+                condition=Q(closed_at__isnull=True, run__isnull=False),
+                name="obligation_is_one_per_run_and_kind",
             ),
             models.UniqueConstraint(
                 fields=["attempt_id"], condition=Q(attempt_id__isnull=False), name="obligation_attempt_is_its_own"
