@@ -90,7 +90,9 @@ class Selection:
 
 ALL = Selection()
 
-_COLUMNS = "id, attempt_id, kind, company_id, account_id, lease_id, operation_id, run_id, wakes, failures, busy_count"  # of the claim
+_COLUMNS = """
+    id, attempt_id, kind, company_id, account_id, lease_id, operation_id, run_id, wakes, failures, busy_count
+"""  # of the claim
 
 _LOCK_ACCOUNT = """
 SELECT concurrency_limit,

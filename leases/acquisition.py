@@ -302,5 +302,5 @@ def _already_attached(operation: Operation, resource_id: str) -> Lease | None:
     if operation.lease_id is None:
         return None
     return Lease.objects.filter(
-        pk=operation.lease_id, state=Lease.State.ACTIVE, resource_id=resource_id, operation__state="attached"
+        pk=operation.lease_id, state=Lease.State.ACTIVE, resource_id=resource_id, operations__state="attached"
     ).first()

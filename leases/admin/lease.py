@@ -201,7 +201,7 @@ class BridgeActivityAdmin(ViewOnly[BridgeActivity]):
 
     @admin.display(description="sandbox")
     def sandbox(self, activity: BridgeActivity) -> SafeString | str:
-        return short(activity.lease.resource_id)
+        return short(activity.lease.resource_id if activity.lease else activity.operation.resource_id)
 
     @admin.display(description="took")
     def took(self, activity: BridgeActivity) -> str:

@@ -9,6 +9,10 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.RemoveConstraint(
+            model_name="bridgeactivity",
+            name="activity_ends_with_an_outcome",
+        ),
+        migrations.RemoveConstraint(
             model_name="credential",
             name="credential_is_a_reference",
         ),
@@ -147,6 +151,13 @@ class Migration(migrations.Migration):
         ),
         migrations.AddField(
             model_name="operation",
+            name="outlived_at",
+            field=models.DateTimeField(
+                blank=True, help_text="When it was found that its caller does not get the sandbox.", null=True
+            ),
+        ),
+        migrations.AddField(
+            model_name="operation",
             name="proves_no_allocation",
             field=models.JSONField(
                 default=list, help_text="Error kinds with which an answer may prove that nothing was allocated."
@@ -179,6 +190,27 @@ class Migration(migrations.Migration):
             ),
         ),
         migrations.AlterField(
+            model_name="attempt",
+            name="outcome",
+            field=models.CharField(
+                blank=True,
+                choices=[
+                    ("proven", "Proven"),
+                    ("failed", "Failed"),
+                    ("busy", "Busy"),
+                    ("draining", "Draining"),
+                    ("not_seen", "not seen yet"),
+                    ("nothing_owed", "nothing owed any more"),
+                    ("handed_over", "handed over"),
+                    ("handed_back", "handed back unworked"),
+                    ("quieted", "a person is needed"),
+                    ("waiting", "waits for what other rows say"),
+                    ("superseded", "its protection ended and another attempt took over"),
+                ],
+                max_length=12,
+            ),
+        ),
+        migrations.AlterField(
             model_name="bridgeactivity",
             name="lease",
             field=models.ForeignKey(
@@ -187,6 +219,20 @@ class Migration(migrations.Migration):
                 on_delete=django.db.models.deletion.PROTECT,
                 related_name="activities",
                 to="leases.lease",
+            ),
+        ),
+        migrations.AlterField(
+            model_name="bridgeactivity",
+            name="outcome",
+            field=models.CharField(
+                blank=True,
+                choices=[
+                    ("completed", "Completed"),
+                    ("failed", "Failed"),
+                    ("backed_out", "backed out: the lease was released before it began"),
+                    ("lost", "lost: nobody told its end, and its sandbox ended"),
+                ],
+                max_length=12,
             ),
         ),
         migrations.AlterField(
@@ -277,6 +323,19 @@ class Migration(migrations.Migration):
                 condition=models.Q(("state", "released"), models.Q(("scope", ""), _negated=True)),
                 fields=["company", "scope", "-released_at"],
                 name="lease_reusable",
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="bridgeactivity",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    models.Q(("ended_at__isnull", True), ("outcome", "")),
+                    models.Q(
+                        ("ended_at__isnull", False), ("outcome__in", ["completed", "failed", "backed_out", "lost"])
+                    ),
+                    _connector="OR",
+                ),
+                name="activity_ends_with_an_outcome",
             ),
         ),
         migrations.AddConstraint(

@@ -46,9 +46,9 @@ class Operation(models.Model):
     lease = models.ForeignKey(Lease, null=True, blank=True, on_delete=models.PROTECT, related_name="operations")
     source = models.ForeignKey(Lease, null=True, blank=True, on_delete=models.PROTECT, related_name="starts")
     state = models.CharField(max_length=10, choices=State.choices, default=State.PENDING)
-    request_key = models.CharField(
+    request_key = models.CharField(  # noqa: DJ001 - null where there is none, so that it can be unique
         max_length=200, null=True, blank=True, help_text="The caller's own name of its request: it is served once."
-    )  # null where there is none, so that it can be unique
+    )
 
     name = models.CharField(max_length=63)
     marks = models.JSONField(default=dict)
@@ -80,6 +80,9 @@ class Operation(models.Model):
         null=True, blank=True, help_text="When its caller said that it asks the provider for nothing any more."
     )
     cancelled_at = models.DateTimeField(null=True, blank=True)
+    outlived_at = models.DateTimeField(
+        null=True, blank=True, help_text="When it was found that its caller does not get the sandbox."
+    )
     resolved_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:

@@ -138,6 +138,7 @@ class BridgeActivity(models.Model):
         COMPLETED = "completed"
         FAILED = "failed"
         BACKED_OUT = "backed_out", "backed out: the lease was released before it began"
+        LOST = "lost", "lost: nobody told its end, and its sandbox ended"
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     company = models.ForeignKey(Company, on_delete=models.PROTECT)
@@ -158,7 +159,7 @@ class BridgeActivity(models.Model):
         constraints = [
             models.CheckConstraint(
                 condition=Q(ended_at__isnull=True, outcome="")
-                | Q(ended_at__isnull=False, outcome__in=["completed", "failed", "backed_out"]),
+                | Q(ended_at__isnull=False, outcome__in=["completed", "failed", "backed_out", "lost"]),
                 name="activity_ends_with_an_outcome",
             ),
             models.CheckConstraint(

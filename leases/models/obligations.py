@@ -217,6 +217,7 @@ class Attempt(models.Model):
         HANDED_OVER = "handed_over", "handed over"
         HANDED_BACK = "handed_back", "handed back unworked"
         QUIETED = "quieted", "a person is needed"
+        WAITING = "waiting", "waits for what other rows say"
         SUPERSEDED = "superseded", "its protection ended and another attempt took over"
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
