@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from django.db import connection, transaction
 
-from leases.models import Company, Environment, Issue, Lease, Obligation, Operation, ProviderAccount, Run
+from leases.models import Company, Environment, Issue, Lease, Obligation, Operation, ProviderAccount, Receipt, Run
 
 _number = count(1)
 
@@ -113,6 +113,38 @@ def teardown(lease_: Lease | None = None, *, due_in: float = 0.0, **values: Any)
     )
 
 
+def receipt(lease_: Lease, **values: Any) -> Receipt:
+    """Record that a lease's sandbox was destroyed in its present epoch."""
+    return Receipt.objects.create(
+        **{
+            "lease": lease_,
+            "account_id": lease_.account_id,
+            "company_uuid": lease_.company_id,
+            "run_uuid": lease_.run_id,
+            "resource_id": lease_.resource_id,
+            "account_identity": lease_.account_identity,
+            "epoch": lease_.epoch,
+            "evidence": Receipt.Evidence.DESTROYED,
+            "attempt_id": uuid4(),
+            **values,
+        }
+    )
+
+
+@transaction.atomic
+def stopped(lease_: Lease | None = None, *, state: str = Lease.State.RELEASED) -> Lease:
+    """Make a lease whose sandbox is proven stopped: its teardown is closed by a receipt."""
+    owed = teardown(lease_, verb=Obligation.Verb.STOP_ONLY)
+    subject = owed.lease
+    assert subject is not None
+    receipt(subject, evidence=Receipt.Evidence.STOPPED)
+    subject.state = state
+    subject.save(update_fields=["state"])
+    owed.closed_at, owed.closed_as, owed.due_at = database_now(), Obligation.ClosedAs.PROVEN, None
+    owed.save(update_fields=["closed_at", "closed_as", "due_at"])
+    return subject
+
+
 @transaction.atomic
 def operation(environment_: Environment | None = None, *, due_in: float = 150.0, **values: Any) -> Operation:
     """Make a pending creation and owe its recovery, due in `due_in` seconds."""
@@ -143,6 +175,57 @@ def operation(environment_: Environment | None = None, *, due_in: float = 150.0,
             due_at=at(due_in),
         )
     return made
+
+
+@transaction.atomic
+def start(source: Lease | None = None, *, due_in: float = 150.0, **values: Any) -> Operation:
+    """Make a pending start of a lease's stopped sandbox and owe its recovery, due in `due_in` seconds."""
+    subject = source or stopped()
+    made = Operation.objects.create(
+        **{
+            "kind": Operation.Kind.START,
+            "company_id": subject.company_id,
+            "account_id": subject.account_id,
+            "environment_uuid": subject.environment_id or uuid4(),
+            "lease_uuid": uuid4(),
+            "source": subject,
+            "resource_id": subject.resource_id,
+            "name": subject.resource_name,
+            "provider": subject.provider,
+            "endpoint": subject.endpoint,
+            "account_identity": subject.account_identity,
+            "config": subject.config,
+            "policy": subject.policy,
+            "finds_by_name": True,
+            "creation_window": 120.0,
+            **values,
+        }
+    )
+    if made.state == Operation.State.PENDING:
+        Obligation.objects.create(
+            company_id=made.company_id,
+            kind=Obligation.Kind.RECOVER_START,
+            account_id=made.account_id,
+            operation=made,
+            due_at=at(due_in),
+        )
+    return made
+
+
+def startup(run_: Run | None = None, account_: ProviderAccount | None = None, **values: Any) -> Obligation:
+    """Owe to see a run's startup to its end: quiet until something that it waits for ends."""
+    subject = run_ or run()
+    return Obligation.objects.create(
+        **{
+            "company_id": subject.company_id,
+            "kind": Obligation.Kind.STARTUP,
+            "account": account_ or account(subject.company),
+            "run": subject,
+            "quiet": Obligation.Quiet.WAITING,
+            "due_at": None,
+            **values,
+        }
+    )
 
 
 def probe(account_: ProviderAccount | None = None, *, due_in: float = 0.0, **values: Any) -> Obligation:

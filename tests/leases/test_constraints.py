@@ -30,6 +30,7 @@ from leases.models import (
     Obligation,
     Operation,
     Receipt,
+    Run,
 )
 from tests import factories
 from tests.concurrency import elsewhere
@@ -156,21 +157,7 @@ def attempt(obligation: Obligation | None = None, **values: Any) -> Attempt:
 
 
 def receipt(lease: Lease | None = None, **values: Any) -> Receipt:
-    subject = lease or factories.teardown(leased()).lease
-    return Receipt.objects.create(
-        **{
-            "lease": subject,
-            "account_id": subject.account_id,
-            "company_uuid": subject.company_id,
-            "run_uuid": subject.run_id,
-            "resource_id": subject.resource_id,
-            "account_identity": subject.account_identity,
-            "epoch": subject.epoch,
-            "evidence": "destroyed",
-            "attempt_id": uuid4(),
-            **values,
-        }
-    )
+    return factories.receipt(lease or factories.teardown(leased()).lease, **values)
 
 
 def leased(**values: Any) -> Lease:
@@ -285,7 +272,15 @@ def _() -> Any:
     )
 
 
-@refuses("leases_operation_lease_uuid_key")
+@refuses("operation_name_is_unique")
+def _() -> Any:
+    """A sandbox is started under the name that it was created with; only creations need names of their own."""
+    row, begun = factories.operation(), factories.start()
+    over = {"state": "resolved", "resolved_at": NOW}
+    return another(row, **over, lease_uuid=uuid4()), another(begun, **over)
+
+
+@refuses("operation_creates_one_lease")
 def _() -> Any:
     row = factories.operation()
     return (
@@ -294,7 +289,73 @@ def _() -> Any:
     )
 
 
-@refuses("leases_operation_lease_id_key")
+@refuses("operation_serves_a_request_once")
+def _() -> Any:
+    """S-052: a request that is made twice finds the operation of its first time."""
+    row = factories.operation(request_key="try 1")
+    over = {"name": "another", "lease_uuid": uuid4(), "state": "resolved", "resolved_at": NOW}
+    return another(row, **over), another(row, **over, request_key="try 2")
+
+
+@refuses("operation_serves_a_request_once")
+def _() -> Any:
+    """Keys are the caller's own: another company's are no conflict, and who names no request shares none."""
+    row = factories.operation(request_key="try 1")
+    nameless = factories.operation(factories.environment(row.account))
+    stranger = factories.operation(state="resolved", resolved_at=factories.at(0))
+    over = {"name": "another", "state": "resolved", "resolved_at": NOW}
+    return (
+        another(row, **over, lease_uuid=uuid4()),
+        [
+            another(stranger, **over, lease_uuid=uuid4(), request_key="try 1"),
+            another(nameless, **over, lease_uuid=uuid4(), request_key=None),
+        ],
+    )
+
+
+@refuses("operation_is_the_only_start_of_its_sandbox")
+def _() -> Any:
+    """Two that start one sandbox at the same time: one of them does."""
+    row = factories.start()
+    owed = row.obligations.get()
+    second = uuid4()
+    recovery = another(owed, operation_id=second)
+    return (
+        [another(row, id=second), recovery],
+        [change(row, state="resolved", resolved_at=NOW), close(owed), another(row, id=second), recovery],
+    )
+
+
+@refuses("operation_kind_is_known")
+def _() -> Any:
+    row = factories.operation(state="resolved", resolved_at=factories.at(0))
+    over = {"name": "another", "lease_uuid": uuid4()}
+    return another(row, **over, kind="resume"), another(row, **over, kind="create")
+
+
+@refuses("operation_start_names_its_sandbox")
+def _() -> Any:
+    row = factories.start()
+    over = {"state": "resolved", "resolved_at": NOW}
+    return another(row, **over, resource_id=""), another(row, **over)
+
+
+@refuses("operation_start_names_its_sandbox")
+def _() -> Any:
+    row = factories.start()
+    over = {"state": "resolved", "resolved_at": NOW}
+    return another(row, **over, source_id=None), another(row, **over)
+
+
+@refuses("operation_start_names_its_sandbox")
+def _() -> Any:
+    row = factories.operation(state="resolved", resolved_at=factories.at(0))
+    lease = factories.lease(factories.environment(row.account))
+    over = {"name": "another", "lease_uuid": uuid4()}
+    return another(row, **over, source_id=lease.pk), another(row, **over, lease_id=lease.pk)
+
+
+@refuses("operation_created_its_lease")
 def _() -> Any:
     """Of two creations at most one is a lease's."""
     lease = factories.lease()
@@ -342,6 +403,17 @@ def _() -> Any:
 def _() -> Any:
     row = factories.operation()
     return change(row, resolved_at=NOW), change(row, cancelled_at=NOW)
+
+
+@refuses("operation_resolved_says_when")
+def _() -> Any:
+    """Ended unverified is an end too, and says when."""
+    row = factories.operation()
+    ended = close(row.obligations.get(), closed_as="unverified")
+    return (
+        [change(row, state="unverified"), ended],
+        [change(row, state="unverified", resolved_at=NOW), ended],
+    )
 
 
 @refuses("operation_is_kept", trigger="operation_is_kept")
@@ -399,7 +471,115 @@ def _() -> Any:
     return change(row, company_id=factories.company().pk), change(row, company_id=row.company_id)
 
 
+@refuses("operation_facts_are_final", trigger="operation_is_monotone")
+def _() -> Any:
+    """What a start was of never changes."""
+    row = factories.start()
+    other = factories.stopped(factories.lease(row.source.environment))
+    return change(row, source_id=other.pk), change(row, source_id=row.source_id)
+
+
+@refuses("operation_facts_are_final", trigger="operation_is_monotone")
+def _() -> Any:
+    row = factories.start(state="resolved", resolved_at=factories.at(0))
+    return change(row, kind="create", source_id=None), change(row, kind="start")
+
+
+@refuses("operation_facts_are_final", trigger="operation_is_monotone")
+def _() -> Any:
+    """Neither is a request's name given later nor taken away: NULL is a value here."""
+    row = factories.operation(request_key="try 1")
+    return change(row, request_key=None), change(row, request_key="try 1")
+
+
+@refuses("operation_facts_are_final", trigger="operation_is_monotone")
+def _() -> Any:
+    """What an operator ended unverified is never pending again; what turns up late is owned."""
+    row = factories.operation(state="unverified", resolved_at=factories.at(0))
+    lease = factories.lease(factories.environment(row.account))
+    template = factories.operation(factories.environment(row.account)).obligations.get()
+    return (
+        [change(row, state="pending", resolved_at=None), another(template, operation_id=row.pk)],
+        change(row, state="attached", lease_id=lease.pk, resolved_at=None),
+    )
+
+
 RECOVERY = "operation_is_pending_exactly_while_recovery_is_open"
+
+
+@refuses(RECOVERY, trigger="operation_at_commit")
+def _() -> Any:
+    """A start is owned by the recovery of its own kind, and by no other."""
+    row = factories.start()
+    owed = row.obligations.get()
+    ended = close(owed, closed_as="nothing_owed")
+    return (
+        [ended, another(owed, **OPEN, kind="recover_creation")],
+        [ended, another(owed, **OPEN, kind="recover_start")],
+    )
+
+
+@refuses(RECOVERY, trigger="obligation_closed_at_commit")
+def _() -> Any:
+    """S-149: the recovery of a start is not closed while its receipts are suspended."""
+    row = factories.start()
+    ended = close(row.obligations.get(), closed_as="nothing_owed")
+    return ended, [ended, change(row, state="resolved", resolved_at=NOW)]
+
+
+ALONE = "start_is_alone_with_its_sandbox"
+
+
+@refuses(ALONE, trigger="operation_at_commit")
+def _() -> Any:
+    """No sandbox is started under whoever uses it."""
+    row = factories.start(state="resolved", resolved_at=factories.at(0))
+    used = factories.lease(row.source.environment)
+    template = factories.start().obligations.get()
+
+    def begin(resource_id: str) -> Writes:
+        begun = uuid4()
+        own = {"company_id": row.company_id, "account_id": row.account_id, "operation_id": begun}
+        pending = {"state": "pending", "resolved_at": None, "resource_id": resource_id}
+        return [another(row, id=begun, **pending), another(template, **own)]
+
+    return begin(used.resource_id), begin(row.resource_id)
+
+
+@refuses(ALONE, trigger="operation_at_commit")
+def _() -> Any:
+    """Nor while its teardown is owed, which would race with the start."""
+    row = factories.start(state="resolved", resolved_at=factories.at(0))
+    owed = factories.teardown(factories.lease(row.source.environment)).lease
+    template = factories.start().obligations.get()
+
+    def begin(resource_id: str) -> Writes:
+        begun = uuid4()
+        own = {"company_id": row.company_id, "account_id": row.account_id, "operation_id": begun}
+        pending = {"state": "pending", "resolved_at": None, "resource_id": resource_id}
+        return [another(row, id=begun, **pending), another(template, **own)]
+
+    return begin(owed.resource_id), begin(row.resource_id)
+
+
+@refuses(ALONE, trigger="lease_at_commit")
+def _() -> Any:
+    """Nobody takes a sandbox while it is being started, but who started it and ends the start."""
+    row = factories.start()
+    taken = another(row.source, state="active", released_at=None)
+    ended = [change(row, state="resolved", resolved_at=NOW), close(row.obligations.get())]
+    return taken, [taken, *ended]
+
+
+@refuses(ALONE, trigger="lease_at_commit")
+def _() -> Any:
+    """Seen running while a start is pending: its teardown and the end of the start are one write."""
+    row = factories.start()
+    lease = row.source
+    teardown = lease.obligations.get()
+    pend = [change(lease, state="pending_cleanup", epoch=2), another(teardown, **OPEN)]
+    ended = [change(row, state="resolved", resolved_at=NOW), close(row.obligations.get())]
+    return pend, [*pend, *ended]
 
 
 @refuses(RECOVERY, trigger="operation_at_commit")
@@ -537,6 +717,71 @@ def _() -> Any:
     return change(row, epoch=2), change(row, epoch=4)
 
 
+@refuses("lease_epoch_only_rises", trigger="lease_is_monotone")
+def _() -> Any:
+    """The provider's own time of a start goes forward too; what is older is stale."""
+    row = factories.lease(started_as_of=factories.at(0))
+    return (
+        change(row, started_as_of=sql.SQL("started_as_of - interval '1 s'")),
+        change(row, started_as_of=sql.SQL("started_as_of + interval '1 s'")),
+    )
+
+
+@refuses("lease_epoch_only_rises", trigger="lease_is_monotone")
+def _() -> Any:
+    row = factories.lease(started_as_of=factories.at(0))
+    return change(row, started_as_of=None), change(factories.lease(), started_as_of=NOW)
+
+
+def succession(**values: Any) -> tuple[Lease, Lease]:
+    """A stopped lease, and an active one that took its sandbox over."""
+    before = factories.stopped()
+    return before, factories.lease(before.environment, resource_id=before.resource_id, **values)
+
+
+@refuses("lease_succeeded_is_expired")
+def _() -> Any:
+    before, after = succession()
+    return (
+        change(before, successor_id=after.pk),
+        change(before, successor_id=after.pk, state="expired"),
+    )
+
+
+@refuses("leases_lease_successor_id_key")
+def _() -> Any:
+    """A sandbox has one history: no two leases had the same successor."""
+    before, after = succession()
+    other = factories.stopped(factories.lease(before.environment))
+    execute([change(before, successor_id=after.pk, state="expired")])
+    third = factories.lease(before.environment)
+    return (
+        change(other, successor_id=after.pk, state="expired"),
+        change(other, successor_id=third.pk, state="expired"),
+    )
+
+
+@refuses("lease_bindings_are_final", trigger="lease_is_monotone")
+def _() -> Any:
+    before, after = succession()
+    other = factories.lease(before.environment)
+    execute([change(before, successor_id=after.pk, state="expired")])
+    return change(before, successor_id=other.pk), change(before, successor_id=after.pk)
+
+
+@refuses("lease_of_no_run_is_not_reused")
+def _() -> Any:
+    """Domain I-12."""
+    row, adhoc = leased(), factories.lease()
+    return change(adhoc, scope="environment"), change(row, scope="environment")
+
+
+@refuses("lease_that_ends_by_itself_is_ad_hoc")
+def _() -> Any:
+    row, adhoc = leased(), factories.lease()
+    return change(row, ends_at=LATER), change(adhoc, ends_at=LATER)
+
+
 for _column in ("company_id", "account_id", "resource_id", "account_identity", "run_id"):
 
     @refuses("lease_bindings_are_final", trigger="lease_is_monotone")
@@ -665,6 +910,47 @@ def _() -> Any:
     return _settle("failed", None, closed_as="nothing_owed"), _settle("failed", None, closed_as="unverified")
 
 
+@refuses(SETTLED, trigger="lease_at_commit")
+def _() -> Any:
+    """A lease whose sandbox lives on under its successor ended when it was stopped; it was not destroyed."""
+    before, after = succession()
+    return change(before, state="expired"), change(before, state="expired", successor_id=after.pk)
+
+
+@refuses(SETTLED, trigger="lease_at_commit")
+def _() -> Any:
+    """A successor is no proof: the lease that it takes over from was stopped in its own epoch."""
+
+    def succeed(*, stopped: bool) -> Writes:
+        owed = factories.teardown(verb="stop_only")
+        if stopped:
+            receipt(owed.lease, evidence="stopped")
+        after = factories.lease(owed.lease.environment)
+        return [close(owed), change(owed.lease, state="expired", successor_id=after.pk)]
+
+    return succeed(stopped=False), succeed(stopped=True)
+
+
+def startup_activity() -> BridgeActivity:
+    operation = factories.operation(run_uuid=uuid4())
+    return BridgeActivity.objects.create(
+        company_id=operation.company_id, operation=operation, deadline=factories.at(60), kind="execute"
+    )
+
+
+@refuses("activity_is_of_a_lease_or_a_startup")
+def _() -> Any:
+    row, during = activity(), startup_activity()
+    return another(row, lease_id=None), another(during)
+
+
+@refuses("activity_is_of_a_lease_or_a_startup")
+def _() -> Any:
+    row = activity()
+    operation = factories.operation(row.lease.environment)
+    return another(row, operation_id=operation.pk), another(row, operation_id=operation.pk, lease_id=None)
+
+
 @refuses("activity_ends_with_an_outcome")
 def _() -> Any:
     row = activity()
@@ -720,7 +1006,42 @@ def _() -> Any:
     return another(probe, **CLOSED, kind="gossip"), another(probe, **CLOSED)
 
 
+@refuses(SUBJECT)
+def _() -> Any:
+    """A startup is of a run; what else is owed is not."""
+    owed = factories.startup()
+    return another(owed, **{**CLOSED, "quiet": ""}, run_id=None), another(owed, **{**CLOSED, "quiet": ""})
+
+
+@refuses(SUBJECT)
+def _() -> Any:
+    owed = factories.teardown()
+    run = factories.run(owed.company)
+    return another(owed, **CLOSED, run_id=run.pk), another(owed, **CLOSED)
+
+
+for _kind in ("extend", "end_lease"):
+
+    @refuses(SUBJECT)
+    def _(kind: str = _kind) -> Any:
+        owed, probe = factories.teardown(), factories.probe()
+        return another(probe, **CLOSED, kind=kind), another(owed, kind=kind, verb="")
+
+
+@refuses(SUBJECT)
+def _() -> Any:
+    owed, begun = factories.startup(), factories.start()
+    closed = {**CLOSED, "quiet": ""}
+    return another(owed, **closed, kind="recover_start"), another(begun.obligations.get(), **closed)
+
+
 BOUND = "obligation_bindings_are_final"
+
+
+@refuses(BOUND, trigger="obligation_is_bound")
+def _() -> Any:
+    owed = factories.startup()
+    return change(owed, run_id=factories.run(owed.company).pk), change(owed, run_id=owed.run_id)
 
 
 @refuses(BOUND, trigger="obligation_is_bound")
@@ -878,6 +1199,12 @@ def _() -> Any:
     return change(probe, drain_until=LATER), change(row, drain_until=LATER)
 
 
+@refuses("obligation_absence_is_a_teardowns")
+def _() -> Any:
+    probe, row = factories.probe(), factories.teardown()
+    return change(probe, absent_since=NOW), change(row, absent_since=NOW)
+
+
 @refuses("obligation_serves_what_was_requested")
 def _() -> Any:
     row = factories.teardown(requests=1)
@@ -900,6 +1227,12 @@ def _() -> Any:
 def _() -> Any:
     row = factories.probe()
     return another(row), another(row, closed_at=NOW, closed_as="proven", due_at=None)
+
+
+@refuses("obligation_is_one_per_run_and_kind")
+def _() -> Any:
+    row = factories.startup()
+    return another(row), another(row, **{**CLOSED, "quiet": ""})
 
 
 @refuses("obligation_attempt_is_its_own")
@@ -1170,6 +1503,61 @@ def _() -> Any:
     return another(row, **CLOSED, account_id=factories.account(row.company).pk), another(row, **CLOSED)
 
 
+@refuses("operation_keeps_company_of_source")
+def _() -> Any:
+    """The account is the other company's too, so nothing but the source's company is wrong."""
+    row = factories.start(state="resolved", resolved_at=factories.at(0))
+    stranger = factories.account()
+    return (
+        another(row, company_id=stranger.company_id, account_id=stranger.pk),
+        another(row),
+    )
+
+
+@refuses("operation_keeps_account_of_source")
+def _() -> Any:
+    """A stopped sandbox is started in the account that it is in."""
+    row = factories.start(state="resolved", resolved_at=factories.at(0))
+    return another(row, account_id=factories.account(row.company).pk), another(row)
+
+
+@refuses("lease_keeps_company_of_successor")
+def _() -> Any:
+    before, after = succession()
+    return (
+        change(before, state="expired", successor_id=factories.lease().pk),
+        change(before, state="expired", successor_id=after.pk),
+    )
+
+
+@refuses("lease_keeps_account_of_successor")
+def _() -> Any:
+    before, after = succession()
+    other = factories.lease(factories.environment(factories.account(before.company)))
+    return (
+        change(before, state="expired", successor_id=other.pk),
+        change(before, state="expired", successor_id=after.pk),
+    )
+
+
+@refuses("activity_keeps_company_of_operation")
+def _() -> Any:
+    row = startup_activity()
+    return change(row, company_id=factories.company().pk), change(row, company_id=row.operation.company_id)
+
+
+@refuses("obligation_keeps_company_of_run")
+def _() -> Any:
+    """The account is the other company's too, so nothing but the run's company is wrong."""
+    row = factories.startup()
+    stranger = factories.account()
+    closed = {**CLOSED, "quiet": ""}
+    return (
+        another(row, **closed, company_id=stranger.company_id, account_id=stranger.pk),
+        another(row, **closed),
+    )
+
+
 @refuses("attempt_keeps_company_of_obligation")
 def _() -> Any:
     row = attempt()
@@ -1265,6 +1653,44 @@ def test_the_end_of_work_wakes_the_teardown_whoever_writes_it(role: str) -> None
         assert owed.due_at <= factories.database_now()
         unrelated.refresh_from_db()
         assert unrelated.wakes == 0
+
+
+def _end_the_operation(run: Run) -> Writes:
+    begun = factories.operation(run_uuid=run.pk)
+    return [change(begun, state="resolved", resolved_at=NOW), close(begun.obligations.get(), closed_as="nothing_owed")]
+
+
+def _prove_the_end(run: Run) -> Writes:
+    environment = factories.environment(factories.account(run.company))
+    proven = receipt(factories.teardown(factories.lease(environment, run=run)).lease)
+    return [another(proven, attempt_id=uuid4())]
+
+
+def _end_the_work(run: Run) -> Writes:
+    begun = factories.operation(run_uuid=run.pk)
+    work = BridgeActivity.objects.create(company_id=begun.company_id, operation=begun, deadline=factories.at(60))
+    return [change(work, ended_at=NOW, outcome="failed")]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("role", ["origin", "replica"])
+@pytest.mark.parametrize("end", [_end_the_operation, _prove_the_end, _end_the_work])
+def test_whatever_may_end_a_startup_wakes_it_whoever_writes_it(end: Callable[[Run], Writes], role: str) -> None:
+    """Triggers `operation_end_wakes_startup`, `receipt_wakes_startup` and `startup_work_end_wakes_startup`."""
+    owed, unrelated = factories.startup(), factories.startup()
+    writes = end(owed.run)
+    committed()
+    owed.refresh_from_db()
+    before = owed.wakes  # building the rows may have woken it
+    Obligation.objects.filter(pk=owed.pk).update(quiet=Obligation.Quiet.WAITING, due_at=None)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET LOCAL session_replication_role = {role}")
+    execute(writes)
+    owed.refresh_from_db()
+    assert owed.wakes == before + 1
+    assert (owed.quiet, owed.due_at <= factories.database_now()) == ("", True)
+    unrelated.refresh_from_db()
+    assert (unrelated.wakes, unrelated.quiet) == (0, "waiting")
 
 
 @pytest.mark.django_db
@@ -1363,6 +1789,9 @@ def test_an_account_notifies_when_more_of_it_can_be_claimed_and_at_no_other_time
 ACTING = {
     "activity_end_wakes_teardown": "wakes; test_the_end_of_work_wakes_the_teardown_whoever_writes_it",
     "resource_learned_wakes_recovery": "wakes; tests/scenarios/test_creation.py::test_an_id_that_comes_late_wakes_...",
+    "operation_end_wakes_startup": "wakes; test_whatever_may_end_a_startup_wakes_it_...",
+    "receipt_wakes_startup": "wakes; test_whatever_may_end_a_startup_wakes_it_...",
+    "startup_work_end_wakes_startup": "wakes; test_whatever_may_end_a_startup_wakes_it_...",
     "obligation_created_notifies": "notifies; test_the_beat_is_notified_of_a_deadline_...",
     "obligation_earlier_notifies": "notifies; test_the_beat_is_notified_of_a_deadline_...",
     "account_opened_notifies": "notifies; test_an_account_notifies_when_more_of_it_can_be_claimed_...",
