@@ -31,6 +31,7 @@ TABLE: tuple[tuple[str, str, str], ...] = (
     ("pending_cleanup", "retained", "settle"),
     ("pending_cleanup", "expired", "settle"),
     ("pending_cleanup", "failed", "settle"),
+    ("pending_cleanup", "failed", "settle_unverified"),
 )
 """Every transition there is: from, to, the function that makes it."""
 
@@ -46,7 +47,7 @@ def attach(operation: Operation, *, resource_id: str, expires_at: datetime | Non
 
 
 def own_for_teardown(operation: Operation, *, resource_id: str, reason: str, actor: str) -> Lease:
-    """None -> pending_cleanup: the sandbox of a locked, pending operation gets an owner for its teardown.
+    """None -> pending_cleanup: a locked operation, pending or unverified, gets an owner for its teardown.
 
     Never passes through `active`; due at once; the verb is delete, since nobody ever worked in it.
     """
@@ -147,6 +148,58 @@ def settle(lease: Lease, obligation: Obligation, receipt: Receipt) -> None:
         audit.record("lease.files_lost", lease, company_id=lease.company_id, evidence=receipt.evidence)
 
 
+# What an operator ends without proof (`leases.deciding`). It is never a receipt, and stays visible as debt.
+
+
+def settle_unverified(lease: Lease, obligation: Obligation, *, actor: str, reason: str) -> None:
+    """pending_cleanup -> failed: an operator ends the retries of a locked lease's teardown; nothing is proven.
+
+    What a teardown that comes back late proves is kept as its receipt, and moves nothing.
+    """
+    _require(lease, State.PENDING_CLEANUP)
+    lease.state = State.FAILED
+    lease.save(update_fields=["state"])
+    audit.record(
+        "lease.teardown.unverified",
+        lease,
+        company_id=lease.company_id,
+        actor=actor,
+        reason=reason,
+        obligation=obligation.pk,
+        quiet=obligation.quiet,
+        epoch=lease.epoch,
+    )
+    close_unverified(obligation)
+
+
+def end_unverified(operation: Operation, obligation: Obligation, *, actor: str, reason: str) -> None:
+    """Pending -> unverified: an operator ends the search for what became of a locked creation or start.
+
+    Should the sandbox turn up after all, it gets an owner for its teardown (`own_for_teardown`).
+    """
+    operation.state = Operation.State.UNVERIFIED
+    operation.resolved_at = Now()
+    operation.save(update_fields=["state", "resolved_at"])
+    audit.record(
+        "operation.unverified",
+        operation,
+        company_id=operation.company_id,
+        actor=actor,
+        reason=reason,
+        obligation=obligation.pk,
+        quiet=obligation.quiet,
+    )
+    close_unverified(obligation)
+
+
+def close_unverified(obligation: Obligation) -> None:
+    """Close a locked obligation without proof. An attempt that lost its protection over it has lost its row."""
+    Attempt.objects.filter(pk=obligation.attempt_id, finished_at__isnull=True).update(
+        finished_at=Now(), outcome=Attempt.Outcome.SUPERSEDED
+    )
+    close(obligation, Obligation.ClosedAs.UNVERIFIED)
+
+
 def close(obligation: Obligation, closed_as: Obligation.ClosedAs) -> None:
     """Close a locked obligation. A row closes once (trigger)."""
     Obligation.objects.filter(pk=obligation.pk).update(
@@ -210,11 +263,15 @@ def _recovery_of(operation: Operation) -> Obligation:
 
 
 def _hand_over(operation: Operation, lease: Lease) -> None:
-    recovery = _recovery_of(operation)
+    # The recovery of an unverified operation was closed by an operator; what turned up late is owned all the same.
+    recovery = None if operation.state == Operation.State.UNVERIFIED else _recovery_of(operation)
     operation.lease = lease
     operation.resource_id = lease.resource_id
     operation.state = Operation.State.ATTACHED
-    operation.save(update_fields=["lease", "resource_id", "state"])
+    operation.resolved_at = None
+    operation.save(update_fields=["lease", "resource_id", "state", "resolved_at"])
+    if recovery is None:
+        return
     holder: UUID | None = recovery.attempt_id
     if holder is not None:
         Attempt.objects.filter(pk=holder, finished_at__isnull=True).update(

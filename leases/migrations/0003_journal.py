@@ -8,6 +8,10 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
+        migrations.AlterModelOptions(
+            name="obligation",
+            options={"permissions": [("settle_unverified", "Can settle obligation without proof")]},
+        ),
         migrations.RemoveConstraint(
             model_name="bridgeactivity",
             name="activity_ends_with_an_outcome",

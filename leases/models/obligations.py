@@ -186,6 +186,7 @@ class Obligation(models.Model):
                 fields=["attempt_id"], condition=Q(attempt_id__isnull=False), name="obligation_attempt_is_its_own"
             ),
         ]
+        permissions = [("settle_unverified", "Can settle obligation without proof")]
         indexes = [
             # What the claim and the beat's alarm read: open rows only, so that history costs them nothing.
             models.Index(fields=["account", "due_at"], condition=Q(due_at__isnull=False), name="obligation_due"),

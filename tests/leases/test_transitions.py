@@ -232,7 +232,17 @@ def _settle(lease: Lease) -> Any:
     return transitions.settle(lease, obligation, _receipt(lease))
 
 
-FROM = {_begin: "active", _merge: "pending_cleanup", _settle: "pending_cleanup"}
+def _settle_unverified(lease: Lease) -> Any:
+    obligation = lease.obligations.first() or Obligation(kind="teardown", verb="delete")
+    return transitions.settle_unverified(lease, obligation, actor="olga", reason="the provider is no more")
+
+
+FROM = {
+    _begin: "active",
+    _merge: "pending_cleanup",
+    _settle: "pending_cleanup",
+    _settle_unverified: "pending_cleanup",
+}
 
 
 @pytest.mark.django_db(transaction=True)
@@ -282,6 +292,23 @@ def test_of_one_creation_two_leases_are_never_made(make: Callable[..., Any]) -> 
     with pytest.raises((IntegrityError, Obligation.DoesNotExist)), transaction.atomic():
         make(Operation.objects.get(pk=operation.pk), resource_id="r", actor=audit.SYSTEM, **details)
     assert Lease.objects.get().state == Lease.State.ACTIVE
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_an_operator_ended_unverified_is_owned_when_it_turns_up() -> None:
+    operation = factories.operation()
+    with transaction.atomic():
+        locked = Operation.objects.select_for_update().get(pk=operation.pk)
+        transitions.end_unverified(locked, operation.obligations.get(), actor="olga", reason="not to be found")
+    operation.refresh_from_db()
+    assert (operation.state, operation.obligations.get().closed_as) == ("unverified", "unverified")
+    assert operation.resolved_at is not None
+    with transaction.atomic():
+        locked = Operation.objects.select_for_update().get(pk=operation.pk)
+        transitions.own_for_teardown(locked, resource_id="r", reason="late", actor=audit.SYSTEM)
+    operation.refresh_from_db()
+    assert (operation.state, operation.resource_id, operation.resolved_at) == ("attached", "r", None)
+    assert Lease.objects.get().state == Lease.State.PENDING_CLEANUP
 
 
 @pytest.mark.django_db(transaction=True)
