@@ -25,6 +25,7 @@ MARK_INSTALLATION = MARK_PREFIX + "installation"
 
 EXCERPT_LIMIT = 300
 RESOURCE_ID_LIMIT = 200
+_NAME = re.compile(r"[a-z0-9-]{1,63}")
 OUTPUT_LIMIT = 1 << 20
 """Bytes of stdout, and of stderr, that `Provider.execute` keeps of one command."""
 
@@ -187,6 +188,17 @@ def usable(resource: Resource) -> Resource:
     if 0 < len(resource.resource_id) <= RESOURCE_ID_LIMIT and resource.resource_id.isprintable():
         return resource
     raise ProviderError(ErrorKind.PROTOCOL, f"not a usable resource id: {resource.resource_id!r}")
+
+
+def is_name(name: str) -> bool:
+    """Say whether a sandbox could have been created under this name."""
+    return _NAME.fullmatch(name) is not None
+
+
+def require_name(name: str) -> None:
+    """Raise `INVALID` for a name that `Provider.create` does not take; nothing was allocated."""
+    if not is_name(name):
+        raise ProviderError(ErrorKind.INVALID, "a name is 1 to 63 of a-z, 0-9 and hyphen", nothing_allocated=True)
 
 
 Sighting = Running | Stopped | Gone | Busy | Unknown

@@ -5,18 +5,13 @@ The table of docs/daytona.md is the test of `sighting`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
 
 from providers.contract import (
-    MARK_PREFIX,
     Busy,
     Ended,
-    ErrorKind,
     Gone,
-    ProviderError,
     Resource,
     Running,
     Sighting,
@@ -25,6 +20,7 @@ from providers.contract import (
     usable,
 )
 from providers.contract import Unknown as Unclear
+from providers.reading import marks, moment, not_understood, structure, text, word
 
 TRANSITIONS = frozenset(
     {
@@ -57,27 +53,25 @@ class Sandbox:
 
 def sandbox(answer: object) -> Sandbox:
     """Read a description, of a read by id, of an answer to a change, or of a list."""
-    item = _object(answer, "a description of a sandbox")
-    labels = _object(item.get("labels") or {}, "the labels of a sandbox")
-    marks = {key: str(value) for key, value in labels.items() if key.startswith(MARK_PREFIX)}
+    item = structure(answer, "a description of a sandbox")
     interval = item.get("autoDeleteInterval")
     return Sandbox(
         resource=usable(
             Resource(
                 text(item, "id"),
                 text(item, "name"),
-                marks,
-                as_of=_moment(item.get("updatedAt")),
-                expires_at=_moment(item.get("autoDestroyAt")),
+                marks(item.get("labels")),
+                as_of=moment(item.get("updatedAt")),
+                expires_at=moment(item.get("autoDestroyAt")),
             )
         ),
         organization=text(item, "organizationId"),
-        state=_word(item.get("state")),
-        desired=_word(item.get("desiredState")),
-        error_reason=_word(item.get("errorReason")),
+        state=word(item.get("state")),
+        desired=word(item.get("desiredState")),
+        error_reason=word(item.get("errorReason")),
         recoverable=item.get("recoverable") is True,
         auto_delete=interval if isinstance(interval, int | float) and not isinstance(interval, bool) else None,
-        toolbox_url=_word(item.get("toolboxProxyUrl")),
+        toolbox_url=word(item.get("toolboxProxyUrl")),
     )
 
 
@@ -144,48 +138,8 @@ class Page:
 
 def page(answer: object) -> Page:
     """Read one page of a list. Raises `PROTOCOL` where one entry cannot be understood: a list with a gap is none."""
-    body = _object(answer, "a list of sandboxes")
+    body = structure(answer, "a list of sandboxes")
     items, cursor = body.get("items"), body.get("nextCursor")
     if not isinstance(items, list) or not (cursor is None or (isinstance(cursor, str) and cursor)):
-        raise _not_understood("a list of sandboxes")
+        raise not_understood("a list of sandboxes")
     return Page(tuple(sandbox(item) for item in items), cursor)
-
-
-def carrying(listed: Iterable[Sandbox], marks: Mapping[str, str]) -> tuple[Resource, ...]:
-    """Return those that exist and carry all these marks: the service's filter is a hint, the labels decide."""
-    return tuple(
-        seen.resource
-        for seen in listed
-        if seen.state != "destroyed" and all(seen.resource.marks.get(key) == value for key, value in marks.items())
-    )
-
-
-def text(answer: object, key: str) -> str:
-    """Return the non-empty text under this key of an object, or raise `PROTOCOL`."""
-    value = _object(answer, "an answer").get(key)
-    if not isinstance(value, str) or not value:
-        raise _not_understood(f"{key}, which is missing or no text")
-    return value
-
-
-def _word(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _moment(value: object) -> datetime | None:
-    """Read a time with its zone. What is none attests no deadline."""
-    try:
-        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
-    except ValueError:
-        return None
-    return moment if moment is not None and moment.tzinfo is not None else None
-
-
-def _object(value: object, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _not_understood(what)
-    return value
-
-
-def _not_understood(what: str) -> ProviderError:
-    return ProviderError(ErrorKind.PROTOCOL, f"not understood: {what}")

@@ -39,14 +39,18 @@ from providers.contract import (
     Sighting,
     Stopped,
     Unknown,
+    is_name,
+    require_name,
 )
 from providers.daytona import answers, commands
 from providers.daytona.answers import Sandbox
-from providers.daytona.connection import Api, Conversation
-from providers.daytona.errors import Call
-from providers.daytona.schemas import DaytonaConfig, DaytonaEndpoint, safe_url
+from providers.daytona.connection import api
+from providers.daytona.schemas import DaytonaConfig, DaytonaEndpoint
+from providers.failures import Call, translated
+from providers.fields import safe_url
+from providers.http_api import Conversation
+from providers.reading import carrying, text
 
-_NAME = re.compile(r"[a-z0-9-]{1,63}")
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PAGE = 200
 _PAGES = 500
@@ -73,7 +77,7 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
 
     def __init__(self, endpoint: DaytonaEndpoint, secret: str | None = None) -> None:
         super().__init__(endpoint, secret)
-        self._api = Api(endpoint, secret)
+        self._api = api(endpoint, secret)
 
     def identify(self, *, within: float) -> str:
         """Return the organisation that the service says the key belongs to: another key of it is the same account.
@@ -85,9 +89,9 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
             key = conversation.ask("GET", "/api-keys/current")
             if isinstance(key, dict) and key.get("organizationId") is None and expected is not None:
                 # A server that does not say it: one that lets this key read this organisation means the same.
-                organization = answers.text(conversation.ask("GET", f"/organizations/{expected}"), "id")
+                organization = text(conversation.ask("GET", f"/organizations/{expected}"), "id")
             else:
-                organization = answers.text(key, "organizationId")
+                organization = text(key, "organizationId")
         self._expect(organization)
         return f"daytona {organization}"
 
@@ -97,14 +101,14 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
         Raises `TIMEOUT` where that takes longer than the bound, and `REFUSED` where it ends in an error: in both a
         sandbox exists, under this name.
         """
-        if not _NAME.fullmatch(name):
-            raise ProviderError(ErrorKind.INVALID, "a name is 1 to 63 of a-z, 0-9 and hyphen", nothing_allocated=True)
+        require_name(name)
         with self._api.conversation(Call.CREATE, within) as conversation:
             seen = self._read(conversation.ask("POST", "/sandbox", body=_creation(name, marks, config)))
             look = _FIRST_LOOK
             # From here on something is allocated, whatever fails.
             while isinstance(sighting := answers.sighting(seen), Busy):
-                conversation.pause(look)
+                with translated(Call.CREATE, conversation.deadline):
+                    conversation.deadline.pause(look)
                 look = min(2 * look, _LAST_LOOK)
                 seen = self._started(conversation, seen.resource.resource_id)
         if not isinstance(sighting, Running):
@@ -113,7 +117,7 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
 
     def find(self, name: str, marks: Mapping[str, str], *, within: float) -> Resource | None:  # noqa: ARG002 - to come
         """One whose deletion was asked for has lost its name already, and is not found by it."""
-        if not _NAME.fullmatch(name):
+        if not is_name(name):
             return None
         with self._api.conversation(Call.FIND, within) as conversation:
             try:
@@ -201,7 +205,8 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
         query = {"labels": json.dumps(dict(marks))} if marks else {}
         with self._api.conversation(Call.LIST, within) as conversation:
             listed, complete = self._listed(conversation, query)
-        return Listing(answers.carrying(listed, marks), complete=complete)
+        existing = (seen.resource for seen in listed if seen.state != "destroyed")
+        return Listing(carrying(existing, marks), complete=complete)
 
     def _look(self, conversation: Conversation, resource_id: str) -> Sandbox:
         seen = self._read(conversation.ask("GET", f"/sandbox/{resource_id}"))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Any
 
-from providers.contract import MARK_PREFIX, Busy, Ended, ErrorKind, ProviderError, Resource, Running, Sighting, Stopped
+from providers.contract import Busy, Ended, Resource, Running, Sighting, Stopped
 from providers.contract import Unknown as Unclear
+from providers.reading import marks, not_understood, structure, text
 
 _OWN_PID_NAMESPACE = frozenset({"", "private"})
 
@@ -17,18 +17,18 @@ def listed(answer: object) -> list[Resource]:
     Raises `PROTOCOL` where one entry cannot be understood: a list with a gap is no list.
     """
     if not isinstance(answer, list):
-        raise _not_understood("a list of containers")
+        raise not_understood("a list of containers")
     return [_entry(item) for item in answer]
 
 
 def _entry(item: object) -> Resource:
-    entry = _object(item, "an entry of a list of containers")
+    entry = structure(item, "an entry of a list of containers")
     names = entry.get("Names")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise _not_understood("the names of a container")
+        raise not_understood("the names of a container")
     # "/name" is its own name, "/other/alias" what another container calls it through a link.
     own = next((name.removeprefix("/") for name in names if "/" not in name.removeprefix("/")), "")
-    return Resource(_identifier(entry), own, _marks(entry.get("Labels")))
+    return Resource(text(entry, "Id"), own, marks(entry.get("Labels")))
 
 
 def sighting(answer: object, resource_id: str) -> Sighting:
@@ -41,17 +41,17 @@ def sighting(answer: object, resource_id: str) -> Sighting:
     - A state that contradicts itself, and a container in the process namespace of the host or of another one (its
       processes may outlive it), is `Unknown`.
     """
-    details = _object(answer, "a description of a container")
-    if _identifier(details) != resource_id:
-        raise _not_understood("a description of another container")
+    details = structure(answer, "a description of a container")
+    if text(details, "Id") != resource_id:
+        raise not_understood("a description of another container")
     resource = _resource(details)
-    state = _object(details.get("State"), "the state of a container")
+    state = structure(details.get("State"), "the state of a container")
     status, pid = str(state.get("Status", "")).lower(), state.get("Pid", 0)
     if status in {"running", "restarting", "initialized", "stopping"}:
         return Running(resource)
     if status == "removing":
         return Busy(resource, status)
-    namespace = _object(details.get("HostConfig"), "the configuration of a container").get("PidMode") or ""
+    namespace = structure(details.get("HostConfig"), "the configuration of a container").get("PidMode") or ""
     if namespace not in _OWN_PID_NAMESPACE:
         return Unclear(resource, f"{status}, but it shares the process namespace {namespace!r}")
     if status == "paused":
@@ -67,61 +67,26 @@ def sighting(answer: object, resource_id: str) -> Sighting:
 
 def is_paused(answer: object) -> bool:
     """Say whether a description of a container says that it is paused."""
-    state = _object(_object(answer, "a description of a container").get("State"), "the state of a container")
+    state = structure(structure(answer, "a description of a container").get("State"), "the state of a container")
     return state.get("Status") == "paused"
 
 
 def identifier(answer: object) -> str:
     """Read the id out of an answer to a creation."""
-    return _identifier(_object(answer, "an answer to a creation"))
-
-
-def text(answer: object, *keys: str) -> str:
-    """Return the non-empty text under these keys of a nested object, or raise `PROTOCOL`."""
-    for key in keys:
-        answer = _object(answer, "an answer").get(key)
-    if not isinstance(answer, str) or not answer:
-        raise _not_understood(f"{'.'.join(keys)}, which is missing or no text")
-    return answer
+    return text(answer, "Id")
 
 
 def exit_status(answer: object) -> int | None:
     """Read an answer of `GET /exec/{id}/json`: the exit status, or None while the command runs."""
-    details = _object(answer, "a description of a command")
+    details = structure(answer, "a description of a command")
     running, code = details.get("Running"), details.get("ExitCode")
     if running is True:
         return None
     if running is not False or not isinstance(code, int) or code < 0:
-        raise _not_understood("the end of a command")
+        raise not_understood("the end of a command")
     return code
 
 
-def carrying(resources: Iterable[Resource], marks: Mapping[str, str]) -> tuple[Resource, ...]:
-    """Return those that carry all these marks: an engine's filter is a hint, the labels decide."""
-    return tuple(item for item in resources if all(item.marks.get(key) == value for key, value in marks.items()))
-
-
 def _resource(details: dict[str, Any]) -> Resource:
-    labels = _object(details.get("Config"), "the configuration of a container").get("Labels")
-    return Resource(_identifier(details), text(details, "Name").removeprefix("/"), _marks(labels))
-
-
-def _marks(labels: object) -> dict[str, str]:
-    """Keep the marks among the labels: an image brings labels of its own."""
-    if labels is None:
-        return {}
-    return {key: str(value) for key, value in _object(labels, "labels").items() if key.startswith(MARK_PREFIX)}
-
-
-def _identifier(item: dict[str, Any]) -> str:
-    return text(item, "Id")
-
-
-def _object(value: object, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _not_understood(what)
-    return value
-
-
-def _not_understood(what: str) -> ProviderError:
-    return ProviderError(ErrorKind.PROTOCOL, f"not understood: {what}")
+    labels = structure(details.get("Config"), "the configuration of a container").get("Labels")
+    return Resource(text(details, "Id"), text(details, "Name").removeprefix("/"), marks(labels))

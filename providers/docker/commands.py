@@ -1,27 +1,21 @@
 """Running one command in a container, with an end to it.
 
-An engine can start a command but not end one. So every command carries a mark of its own in its environment, which all
-its descendants inherit, daemons included; past its timeout a second command kills whatever carries the mark, again and
-again until nothing does. Both are small POSIX shell scripts run by the container's `/bin/sh`, so this needs nothing of
-the host and works over any transport. Not reached: processes that cleared their environment or run as another user
-than the container's. They end with the sandbox.
-
-Exit statuses above 128 are read as the shell's word for "died by a signal": engines do not tell the two apart.
+An engine can start a command but not end one. So past its timeout a second command kills whatever carries the first
+one's mark, again and again until nothing does (`providers.shell`). Both are small POSIX shell scripts run by the
+container's `/bin/sh`, so this needs nothing of the host and works over any transport.
 """
 
 from __future__ import annotations
 
 import time
-import uuid
 from contextlib import closing
 
-from providers.contract import Command, ErrorKind, Execution, ProviderError
+from providers import shell
+from providers.contract import Command, Execution
 from providers.docker import answers
 from providers.docker.connection import Conversation
-from providers.docker.errors import Call
 from providers.docker.streams import Streams
-
-_MARK = "PAPERCLIP_ENV_COMMAND"
+from providers.failures import Call
 
 # $1 directory, $2 bytes of stdin, then the command. The pipe ends stdin by its length, because a connection with TLS
 # cannot be half-closed.
@@ -34,25 +28,6 @@ command -v head >/dev/null || { echo 'stdin needs the program "head" in the imag
 head -c "$size" | { exec "$@"; }
 """
 
-# $1 the mark. Built-in commands only. A zombie has no environment left, so the loop ends when all are dead.
-_KILL = """
-round=0
-while [ $round -lt 100 ]; do
-  found=
-  for process in /proc/[0-9]*; do
-    {
-      while IFS= read -r line || [ -n "$line" ]; do
-        case $line in *"$1"*) kill -9 "${process#/proc/}" && found=1; break;; esac
-      done <"$process/environ"
-    } 2>/dev/null
-  done
-  [ -z "$found" ] && exit 0
-  round=$((round + 1))
-done
-exit 1
-"""
-
-_SIGNALS = 128
 _FIRST_LOOK = 0.01
 _LAST_LOOK = 0.5
 _SILENCE = 1.0
@@ -63,11 +38,8 @@ _DRAIN = 0.5
 
 def run(conversation: Conversation, container: str, command: Command) -> Execution:
     """Run a command and wait for its end, or end it at its timeout."""
-    if not command.argv or any("\0" in part for part in (*command.argv, command.cwd or "", *command.env.values())):
-        raise ProviderError(ErrorKind.INVALID, "a command is a program and its arguments, without null bytes")
-    if any(not name or "=" in name or "\0" in name for name in command.env):
-        raise ProviderError(ErrorKind.INVALID, "a variable of a command has no name, or one with = in it")
-    mark = f"{_MARK}={uuid.uuid4().hex}"
+    shell.check(command)
+    mark = shell.new_mark()
     argv = ["/bin/sh", "-c", _RUN, "sh", command.cwd or "", str(len(command.stdin)), *command.argv]
     environment = [*(f"{name}={value}" for name, value in command.env.items()), mark]
     exec_id = _prepare(conversation, container, argv, environment, stdin=bool(command.stdin))
@@ -80,7 +52,7 @@ def run(conversation: Conversation, container: str, command: Command) -> Executi
             _kill(conversation, container, exec_id, mark, streams)
             streams.exchange(_bound(conversation, time.monotonic() + _DRAIN))
     frames = streams.frames
-    exit_code, signal = _read(status)
+    exit_code, signal = (None, None) if status is None else shell.outcome(status)
     return Execution(
         exit_code=exit_code,
         stdout=bytes(frames.stdout),
@@ -139,7 +111,7 @@ def _kill(conversation: Conversation, container: str, exec_id: str, mark: str, s
     """
     look = _FIRST_LOOK
     while True:
-        killer = _prepare(conversation, container, ["/bin/sh", "-c", _KILL, "sh", mark], [], stdin=False)
+        killer = _prepare(conversation, container, ["/bin/sh", "-c", shell.KILL, "sh", mark], [], stdin=False)
         with conversation.asking(Call.EXECUTE) as client, closing(client.open_exec(killer)) as response:
             Streams(response, b"").exchange(conversation.deadline.end)
             killed = _await_status(conversation, killer, conversation.deadline.end)
@@ -155,10 +127,3 @@ def _kill(conversation: Conversation, container: str, exec_id: str, mark: str, s
 
 def _bound(conversation: Conversation, moment: float) -> float:
     return min(moment, conversation.deadline.end)
-
-
-def _read(status: int | None) -> tuple[int | None, int | None]:
-    """Take an exit status apart into exit code and signal."""
-    if status is not None and _SIGNALS < status <= _SIGNALS + 64:
-        return None, status - _SIGNALS
-    return status, None

@@ -7,8 +7,6 @@ left open. What costs is shared by the calls of one provider instance: the TLS c
 from __future__ import annotations
 
 import re
-import ssl
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,9 +17,11 @@ import requests
 from docker import APIClient
 
 from providers.contract import ErrorKind, ProviderError
-from providers.deadline import BoundedAdapter, Deadline, tls_context
-from providers.docker.errors import Call, answered, translated
+from providers.deadline import BoundedAdapter, Deadline
+from providers.docker.errors import answered, translated
 from providers.docker.schemas import DockerEndpoint
+from providers.failures import Call
+from providers.http_api import TlsFiles
 
 _ANY_VERSION = "1.24"
 """What the SDK is told before the engine's version is known. The only request made under it has no version."""
@@ -109,8 +109,8 @@ class Engine:
     def __init__(self, endpoint: DockerEndpoint) -> None:
         self._endpoint = endpoint
         self._version: str | None = None
-        self._context: ssl.SSLContext | None = None
-        self._context_lock = threading.Lock()
+        files = (endpoint.tls_cert, endpoint.tls_key) if endpoint.tls_cert and endpoint.tls_key else None
+        self._tls = TlsFiles(endpoint.tls_ca, files) if endpoint.tls_ca and files else None
 
     @contextmanager
     def conversation(self, call: Call, within: float) -> Iterator[Conversation]:
@@ -135,18 +135,5 @@ class Engine:
                 raise
 
     def _adapter(self, deadline: Deadline) -> BoundedAdapter:
-        return BoundedAdapter(deadline, unix_socket=self._endpoint.unix_socket, context=self._tls())
-
-    def _tls(self) -> ssl.SSLContext | None:
-        endpoint = self._endpoint
-        if endpoint.tls_ca is None or endpoint.tls_cert is None or endpoint.tls_key is None:
-            return None
-        with self._context_lock:
-            if self._context is None:
-                try:
-                    self._context = tls_context(endpoint.tls_ca, (endpoint.tls_cert, endpoint.tls_key))
-                except OSError as error:
-                    raise ProviderError(
-                        ErrorKind.NOT_READY, f"cannot read the TLS files of this account: {error.strerror or error}"
-                    ) from None
-            return self._context
+        context = self._tls.context() if self._tls else None
+        return BoundedAdapter(deadline, unix_socket=self._endpoint.unix_socket, context=context)

@@ -7,48 +7,16 @@ failures of the engine, because those close the account to everybody else.
 
 from __future__ import annotations
 
-import http.client
-import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from enum import StrEnum
-from http import HTTPStatus
 
 import requests
-import urllib3
 from docker.errors import DockerException
 
+from providers import failures
 from providers.contract import ErrorKind, ProviderError
 from providers.deadline import Deadline
-
-
-class Call(StrEnum):
-    """What the engine is being asked, as far as the meaning of its answers depends on it."""
-
-    IDENTIFY = "identify"
-    CREATE = "create"
-    START = "start"
-    STOP = "stop"
-    DELETE = "delete"
-    INSPECT = "inspect"
-    LIST = "list"
-    EXECUTE = "execute"
-
-
-class Answered(Exception):
-    """The engine answered with a status that is no success. `message` is its own, or None if it gave none as JSON.
-
-    Never leaves this package: the text is not redacted.
-    """
-
-    def __init__(self, status: int, message: str | None, retry_after: float | None = None) -> None:
-        super().__init__(status)
-        self.status = status
-        self.message = message
-        self.retry_after = retry_after
+from providers.failures import Answered, Call, by_status, json_body, told, wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,114 +75,29 @@ _MEANINGS = (
 
 def meaning(call: Call, answered: Answered) -> ProviderError:
     """Return the error that an answer of the engine stands for."""
-    status, message = answered.status, answered.message
-    # A command's environment and input may hold secrets, and an engine may quote what it was sent.
-    quote = "" if call is Call.EXECUTE else message or ""
-    text = f"{call} answered {status}: {quote}" if quote else f"{call} answered {status}"
+    status, message, text = answered.status, answered.message, told(call, answered)
     if message is not None:
         for entry in _MEANINGS:
             if entry.fits(call, status, message.lower()):
                 return ProviderError(entry.kind, text, nothing_allocated=entry.nothing_allocated)
-    return ProviderError(_by_status(status, message), text, retry_after=answered.retry_after)
-
-
-def _by_status(status: int, message: str | None) -> ErrorKind:
-    match status:
-        case 401 | 403:
-            return ErrorKind.AUTHORISATION
-        case 429:
-            return ErrorKind.RATE_LIMITED
-        case _ if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            return ErrorKind.SERVER
-        case 400 | 422 if message is not None:
-            return ErrorKind.INVALID
-    # Also a 404 that is not about a container, and every refusal that is not in an engine's form: somebody else
-    # answers here (a reverse proxy, another service), and nothing may be concluded.
-    return ErrorKind.PROTOCOL
+    kind = by_status(status)
+    if kind is None:
+        # Also a 404 that is not about a container, and every refusal that is not in an engine's form: somebody else
+        # answers here (a reverse proxy, another service), and nothing may be concluded.
+        kind = ErrorKind.INVALID if status in {400, 422} and message is not None else ErrorKind.PROTOCOL
+    return ProviderError(kind, text, retry_after=answered.retry_after)
 
 
 def answered(response: requests.Response) -> Answered:
     """Read an answer that is no success."""
-    try:
-        body = response.json()
-    except (ValueError, RecursionError):
-        body = None
-    message = body.get("message") if isinstance(body, dict) else None
+    message = (json_body(response) or {}).get("message")
     return Answered(
         response.status_code,
         message if isinstance(message, str) else None,
-        _seconds(response.headers.get("Retry-After")),
+        wait(response.headers.get("Retry-After")),
     )
 
 
-def _seconds(value: str | None) -> float | None:
-    """Read a `Retry-After`: seconds, or a date."""
-    if value is None:
-        return None
-    if value.strip().isdecimal():
-        return float(value)
-    try:
-        when = parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    return max(0.0, (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
-
-
-@contextmanager
-def translated(call: Call, deadline: Deadline) -> Iterator[None]:
-    """Turn every failure of what is done inside into a `ProviderError`.
-
-    The original is cut off (`from None`): its text and its own causes may hold what was sent.
-    """
-    try:
-        yield
-    except ProviderError:
-        raise
-    except Answered as error:
-        raise meaning(call, error) from None
-    except (OSError, requests.RequestException, urllib3.exceptions.HTTPError, http.client.HTTPException) as error:
-        raise _transport(call, deadline, error) from None
-    except (DockerException, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        # The SDK, or we, stumbled over an answer.
-        raise ProviderError(ErrorKind.PROTOCOL, f"{call}: not understood ({type(error).__name__})") from None
-
-
-def _transport(call: Call, deadline: Deadline, error: Exception) -> ProviderError:
-    if deadline.passed:
-        return ProviderError(ErrorKind.TIMEOUT, f"{call}: the bound on its total time passed")
-    chain = list(_chain(error))
-    for cause in chain:
-        if isinstance(cause, ssl.SSLError):
-            return ProviderError(_tls(cause), f"{call}: TLS: {cause.reason or cause}")
-    if isinstance(error, requests.JSONDecodeError | requests.TooManyRedirects | requests.exceptions.InvalidHeader):
-        return ProviderError(ErrorKind.PROTOCOL, f"{call}: not understood ({type(error).__name__})")
-    # The innermost cause names what happened ("Connection refused"); the outer ones quote addresses and objects.
-    innermost = chain[-1]
-    if isinstance(innermost, http.client.HTTPException) and not isinstance(
-        innermost, http.client.RemoteDisconnected | http.client.IncompleteRead
-    ):
-        return ProviderError(ErrorKind.PROTOCOL, f"{call}: not HTTP ({type(innermost).__name__})")
-    reason = innermost.strerror if isinstance(innermost, OSError) and innermost.strerror else type(innermost).__name__
-    return ProviderError(ErrorKind.CONNECTION, f"{call}: {reason}")
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and what it came from, outermost first; the libraries also nest causes in arguments."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        nested = [value for value in (*current.args, getattr(current, "reason", None)) if _is_error(value)]
-        current = nested[0] if nested else current.__cause__ or current.__context__
-
-
-def _is_error(value: object) -> bool:
-    return isinstance(value, BaseException)
-
-
-def _tls(error: ssl.SSLError) -> ErrorKind:
-    """Tell "the engine refused our certificate" (it said so, by an alert) from every other failure of TLS."""
-    reason = error.reason or ""
-    refused = "ALERT" in reason and any(word in reason for word in ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED"))
-    return ErrorKind.AUTHORISATION if refused else ErrorKind.CONNECTION
+def translated(call: Call, deadline: Deadline) -> AbstractContextManager[None]:
+    """Turn every failure of what is done inside into a `ProviderError`, the SDK's own stumbling included."""
+    return failures.translated(call, deadline, lambda answered: meaning(call, answered), stumbles=(DockerException,))

@@ -31,13 +31,15 @@ from providers.contract import (
     Resource,
     Sighting,
     Unknown,
+    is_name,
+    require_name,
 )
 from providers.docker import answers, commands
 from providers.docker.connection import Client, Conversation, Engine
-from providers.docker.errors import Answered, Call
 from providers.docker.schemas import DockerConfig, DockerEndpoint
+from providers.failures import Answered, Call
+from providers.reading import carrying, text
 
-_NAME = re.compile(r"[a-z0-9-]{1,63}")
 _ID = re.compile(r"[0-9a-f]{64}")
 
 
@@ -74,15 +76,14 @@ class DockerProvider(Provider[DockerEndpoint, DockerConfig]):
             anchor = self._anchor(conversation)
             with conversation.asking(Call.IDENTIFY) as client:
                 if not is_podman:
-                    return f"docker {answers.text(client.info(), 'ID')}{anchor}"
+                    return f"docker {text(client.info(), 'ID')}{anchor}"
                 if anchor:
                     return f"podman{anchor}"
                 info = client.info()
-                return f"podman {answers.text(info, 'Name')}:{answers.text(info, 'DockerRootDir')}"
+                return f"podman {text(info, 'Name')}:{text(info, 'DockerRootDir')}"
 
     def create(self, name: str, marks: Mapping[str, str], config: DockerConfig, *, within: float) -> Created:
-        if not _NAME.fullmatch(name):
-            raise ProviderError(ErrorKind.INVALID, "a name is 1 to 63 of a-z, 0-9 and hyphen", nothing_allocated=True)
+        require_name(name)
         with self._engine.conversation(Call.CREATE, within) as conversation:
             with conversation.asking(Call.CREATE) as client:
                 container = answers.identifier(
@@ -102,7 +103,7 @@ class DockerProvider(Provider[DockerEndpoint, DockerConfig]):
         return Created(Resource(container, name, dict(marks)))
 
     def find(self, name: str, marks: Mapping[str, str], *, within: float) -> Resource | None:  # noqa: ARG002 - names are final here
-        if not _NAME.fullmatch(name):
+        if not is_name(name):
             return None
         with self._engine.conversation(Call.LIST, within) as conversation, conversation.asking(Call.LIST) as client:
             found = answers.listed(client.containers(all=True, filters={"name": [f"^{name}$"]}))
@@ -174,7 +175,7 @@ class DockerProvider(Provider[DockerEndpoint, DockerConfig]):
         with self._engine.conversation(Call.LIST, within) as conversation, conversation.asking(Call.LIST) as client:
             found = answers.listed(client.containers(all=True, filters=filters))
         # The API has no pages: what it answers is all there is.
-        return Listing(answers.carrying(found, marks), complete=True)
+        return Listing(carrying(found, marks), complete=True)
 
     def _anchor(self, conversation: Conversation) -> str:
         name = self.endpoint.anchor
@@ -183,7 +184,7 @@ class DockerProvider(Provider[DockerEndpoint, DockerConfig]):
         try:
             with conversation.asking(Call.IDENTIFY) as client:
                 volume = client.inspect_volume(name)
-                return f" {name}:{answers.text(volume, 'Mountpoint')}:{answers.text(volume, 'CreatedAt')}"
+                return f" {name}:{text(volume, 'Mountpoint')}:{text(volume, 'CreatedAt')}"
         except ProviderError as error:
             if error.kind is not ErrorKind.PROTOCOL:
                 raise

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from providers.contract import Schema
+from providers.fields import AbsolutePath, Reference, Variables, is_loopback, split_url
 
 _TLS_FIELDS = ("tls_ca", "tls_cert", "tls_key")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VOLUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 _SOCKET_PATH_LIMIT = 107
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
@@ -28,11 +27,11 @@ KEEP_ALIVE = ("/bin/sh", "-c", _UNTIL_TOLD.strip())
 class DockerEndpoint(Schema):
     """Where an engine is reached: a unix socket, or TCP with TLS on both sides."""
 
-    tls_ca: str | None = None
+    tls_ca: AbsolutePath | None = None
     """File with the authority that signed the engine's certificate, on every host that calls the engine."""
-    tls_cert: str | None = None
+    tls_cert: AbsolutePath | None = None
     """File with the certificate that is shown to the engine."""
-    tls_key: str | None = None
+    tls_key: AbsolutePath | None = None
     """File with that certificate's key. The path is no secret; the file is."""
     anchor: str | None = None
     """Name of a volume, made once by hand on this engine, that the engine is recognised by. For podman, which has no
@@ -41,13 +40,6 @@ class DockerEndpoint(Schema):
     # Last, so that it is checked when the TLS fields are known.
     base_url: str
     """`unix:///path`, `tcp://host:port` or `https://host:port`. TCP without TLS only to this very machine."""
-
-    @field_validator(*_TLS_FIELDS)
-    @classmethod
-    def _absolute(cls, path: str | None) -> str | None:
-        if path is not None and not path.startswith("/"):
-            raise ValueError("must be the absolute path of a file")
-        return path
 
     @field_validator("anchor")
     @classmethod
@@ -70,7 +62,7 @@ class DockerEndpoint(Schema):
             return url
         if not given and parts.scheme == "https":
             raise ValueError("https needs tls_ca, tls_cert and tls_key")
-        if not given and not _is_loopback(parts.hostname or ""):
+        if not given and not is_loopback(parts.hostname or ""):
             raise ValueError("TCP to another machine needs TLS: give tls_ca, tls_cert and tls_key")
         return url
 
@@ -90,29 +82,16 @@ class DockerEndpoint(Schema):
 
 def _split(url: str) -> SplitResult:
     shape = "must be unix:///path, tcp://host:port or https://host:port"
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        raise ValueError(shape) from None
-    if parts.query or parts.fragment or "@" in parts.netloc or any(c.isspace() or not c.isprintable() for c in url):
-        raise ValueError(f"{shape}, and nothing else")
+    parts = split_url(url, shape)
     if parts.scheme == "unix":
         if parts.netloc or not parts.path.strip("/"):
             raise ValueError("the path of a unix socket must be absolute: unix:///path")
         if len(parts.path.encode()) > _SOCKET_PATH_LIMIT:
             raise ValueError("the path of a unix socket has at most 107 bytes")
         return parts
-    if parts.scheme not in {"tcp", "https"} or not parts.hostname or not port or parts.path not in {"", "/"}:
+    if parts.scheme not in {"tcp", "https"} or not parts.hostname or not parts.port or parts.path not in {"", "/"}:
         raise ValueError(shape)
     return parts
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class DockerConfig(Schema):
@@ -121,11 +100,11 @@ class DockerConfig(Schema):
     Its process namespace is always its own: nothing it starts can outlive it.
     """
 
-    image: str
+    image: Reference
     """An image that the engine has. It needs a POSIX shell at /bin/sh; nothing is pulled."""
     command: tuple[str, ...] = KEEP_ALIVE
     """What runs as the sandbox's first process, for as long as the sandbox is to live."""
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Variables = Field(default_factory=dict)
     """Variables of every process in the sandbox. Not for secrets: the engine shows them to everyone who may ask."""
     memory_mb: int | None = Field(default=None, ge=16, le=16 << 20)
     """Limit in MiB, or None for none."""
@@ -140,27 +119,12 @@ class DockerConfig(Schema):
     """Let the engine put its own init in front of `command`, for a command that does not reap. Podman needs
     `catatonit` on its host for this."""
 
-    @field_validator("image")
-    @classmethod
-    def _reference(cls, image: str) -> str:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,254}", image):
-            raise ValueError("must be the name, tag or digest of an image")
-        return image
-
     @field_validator("command")
     @classmethod
     def _runs(cls, command: tuple[str, ...]) -> tuple[str, ...]:
         if not command or not command[0] or any("\0" in part for part in command):
             raise ValueError("must be a list of a program and its arguments")
         return command
-
-    @field_validator("env")
-    @classmethod
-    def _variables(cls, env: dict[str, str]) -> dict[str, str]:
-        for name, value in env.items():
-            if not _VARIABLE.fullmatch(name) or "\0" in value:
-                raise ValueError(f"{name!r} is not the name of a variable, or its value holds a null byte")
-        return env
 
     @field_validator("network")
     @classmethod

@@ -27,12 +27,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from providers.contract import ErrorKind, ProviderError, Resource
+from providers.contract import ErrorKind, ProviderError, Resource, is_name, require_name
 from providers.local import identity, records, removal
 from providers.local.deadline import Deadline
 
 LOCK = "lock"
-_NAME = re.compile(r"[a-z0-9-]{1,63}")
 _ID = re.compile(r"([a-z0-9-]{1,63})\.[0-9a-f]{32}")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _LOCK_PAUSE = 0.01
@@ -115,7 +114,7 @@ class StateDirectory:
 
     def by_name(self, name: str) -> Sandbox | None:
         """Open the sandbox of this name."""
-        if not _NAME.fullmatch(name):
+        if not is_name(name):
             return None
         return self._open(identity.SANDBOXES, name)
 
@@ -196,10 +195,7 @@ class StateDirectory:
 
         Raises `NAME_TAKEN` and `INVALID`, and for a disk that is full or broken `SERVER`; nothing is allocated then.
         """
-        if not _NAME.fullmatch(name):
-            raise ProviderError(
-                ErrorKind.INVALID, "a name is 1 to 63 characters of a-z, 0-9 and hyphen", nothing_allocated=True
-            )
+        require_name(name)
         record = {
             "resource_id": f"{name}.{secrets.token_hex(16)}",
             "name": name,

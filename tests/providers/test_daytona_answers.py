@@ -9,8 +9,9 @@ import pytest
 
 from providers.contract import Busy, Ended, ErrorKind, Gone, ProviderError, Running, Sighting, Stopped, Unknown
 from providers.daytona import answers
-from providers.daytona.errors import Answered, Call, meaning, retry_after
+from providers.daytona.errors import meaning, retry_after
 from providers.daytona.schemas import DaytonaConfig, DaytonaEndpoint
+from providers.failures import Answered, Call
 from providers.registry import ConfigurationError, validate
 from tests.tables import rows_of
 
