@@ -6,7 +6,9 @@ import sys
 
 
 def main() -> None:
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "paperclip_env.settings")
+    # A rehearsal of a provider needs none of our servers, so it asks for no address of one.
+    settings = "settings_static" if sys.argv[1:2] == ["rehearse"] else "settings"
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", f"paperclip_env.{settings}")
     from django.core.exceptions import ImproperlyConfigured
     from django.core.management import execute_from_command_line
 

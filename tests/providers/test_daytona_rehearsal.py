@@ -222,7 +222,7 @@ def test_it_needs_the_standard_library_alone() -> None:
         "import sys; before = set(sys.modules); import importlib.util;"
         "sys.modules['providers.daytona'] = type(sys)('providers.daytona');"
         "sys.modules['providers.daytona'].__path__ = [sys.argv[1]];"
-        "import providers.daytona.rehearsal.__main__;"
+        "import providers.daytona.rehearsal;"
         "names = {name.partition('.')[0] for name in set(sys.modules) - before} - {'providers'};"
         "print(*sorted(name for name in names if name not in sys.stdlib_module_names))"
     )

@@ -1,17 +1,23 @@
 """A rehearsal of Daytona: its HTTP API from memory, with real states, real processes, and faults on demand.
 
 It answers as `daytona-api-client` 0.226 and the public server source describe the service, to the extent that owning
-sandboxes needs it. Each sandbox is a directory and the processes started in it: files survive a stop, processes do not.
-**It isolates nothing**: commands run as the user who runs this server.
-
-    python -m providers.daytona.rehearsal --port 8970
-
-It needs the standard library and nothing else. Its own processes are found by a mark in their environment, so what
-clears its environment on purpose escapes it; that is enough for a rehearsal, and not for a provider.
+sandboxes needs it; the service's own client is driven against it in the tests. `manage.py rehearse daytona` serves it.
 """
 
-from providers.daytona.rehearsal.faults import Fault, Kind
-from providers.daytona.rehearsal.server import Rehearsal, rehearsing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from providers.daytona.rehearsal.server import Rehearsal
 from providers.daytona.rehearsal.world import World
+from providers.rehearsing import Fault, Kind, running
+
+
+@contextmanager
+def rehearsing(**options: Any) -> Iterator[Rehearsal]:
+    """Run a rehearsal in a thread of this process, in a directory that is thrown away. Options are the world's."""
+    with running(Rehearsal, **options) as server:
+        yield server
+
 
 __all__ = ["Fault", "Kind", "Rehearsal", "World", "rehearsing"]

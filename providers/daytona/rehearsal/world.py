@@ -1,62 +1,33 @@
-"""The rehearsed service behind its HTTP face: organisations, keys, sandboxes, and what becomes of them over time.
-
-Time is a clock that is handed in. Nothing runs in the background: what is due happens when somebody looks (`settle`),
-so a test that owns the clock owns every transition.
-"""
+"""The rehearsed service of Daytona behind its HTTP face: what its sandboxes do, and what it tells of them."""
 
 from __future__ import annotations
 
 import json
-import threading
-import time
+import shutil
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from providers.daytona.rehearsal.faults import Script
-from providers.daytona.rehearsal.machine import Machine
+from providers import rehearsing
+from providers.rehearsing import Machine, Outcome, Refused, iso
+from providers.rehearsing.world import NOT_KEPT
 
 READABLE_AFTER_LOSS = 24 * 3600.0
 """Seconds for which a sandbox that was evicted, or that no runner took, can still be read by its id."""
 _STABLE = {"started": "started", "stopped": "stopped", "paused": "paused", "archived": "archived"}
 _DELETABLE = frozenset({*_STABLE, "archiving", "error", "build_failed", "pending_build"})
-
-
-class Refused(Exception):
-    """A request that is answered with an error."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
+_ENTRIES = 100
+"""How many of its latest states the index remembers of a sandbox."""
 
 
 @dataclass
-class Outcome:
-    """How a transition is to end instead of well: in `error`, in `error` and hidden, or never."""
+class Box(rehearsing.Box):
+    """One sandbox."""
 
-    fails: bool = False
-    recoverable: bool = False
-    hidden: bool = False
-    stuck: bool = False
-
-
-@dataclass
-class Box:
-    """One sandbox. `path` holds the states still to come, each with the time at which it is reached."""
-
-    id: str
-    organization: str
-    name: str
-    labels: dict[str, str]
-    body: dict[str, Any]
-    machine: Machine
-    created: float
-    updated: float
-    state: str = "creating"
+    name: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
     desired: str = "started"
     auto_stop: int = 15
     auto_pause: int = 0
@@ -67,13 +38,8 @@ class Box:
     recoverable: bool = False
     evicted: float | None = None
     last_activity: float = 0.0
-    path: list[tuple[float, str]] = field(default_factory=list)
-    outcome: Outcome = field(default_factory=Outcome)
-    history: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
-
-    @property
-    def pending(self) -> bool:
-        return bool(self.path) or self.outcome.stuck
+    parent: str | None = None
+    history: list[tuple[float, dict[str, Any]]] = field(default_factory=list, metadata=NOT_KEPT)
 
     @property
     def hidden(self) -> bool:
@@ -81,43 +47,19 @@ class Box:
         return self.state in {"error", "build_failed", "destroyed"} and self.desired == "destroyed"
 
 
-class World:
+class World(rehearsing.World[Box]):
     """All that the service remembers. Every public method is safe to call from several threads."""
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        clock: Callable[[], float] = time.time,
-        transition: float = 0.05,
-        cache: float = 0.0,
-        index_lag: float = 0.0,
-    ) -> None:
-        """All in seconds: what each state on the way takes, how old a read may be, how far lists are behind."""
-        self.root = root
-        self.clock = clock
-        self.transition = transition
-        self.cache = cache
-        self.index_lag = index_lag
-        self.keys: dict[str, str] = {}
-        self.script = Script()
-        self.lock = threading.RLock()
-        self.boxes: dict[str, Box] = {}
+    box: ClassVar[type[rehearsing.Box]] = Box
+
+    def __init__(self, root: Path, *, longest_life: float | None = None, **options: Any) -> None:
+        """`longest_life` is for how many seconds the organisation lets a sandbox live at the most."""
         self.toolbox_url = ""
+        self.longest_life = longest_life
         self._reads: dict[tuple[str, str], tuple[float, dict[str, Any]]] = {}
-
-    def add_key(self, key: str, organization: str | None = None) -> str:
-        """Let this API key in, for this organisation or a new one, and return the organisation's id.
-
-        Giving a key that exists another organisation is how one finds another account behind the same key.
-        """
-        self.keys[key] = organization or str(uuid.uuid4())
-        return self.keys[key]
-
-    def close(self) -> None:
-        with self.lock:
-            for box in self.boxes.values():
-                box.machine.remove()
+        super().__init__(root, **options)
+        for box in self.boxes.values():
+            box.history.append((box.updated, self._list_item(box)))
 
     # Reading.
 
@@ -145,7 +87,7 @@ class World:
             states = set(query["states"].split(",")) if query.get("states") else None
             rows = []
             for box in self.boxes.values():
-                if box.organization != organization or left_out(box.id):
+                if box.account != organization or left_out(box.id):
                     continue
                 row = next((entry for since, entry in reversed(box.history) if since <= moment), None)
                 if row is not None and _matches(row, query, labels, states, errored=errored):
@@ -186,11 +128,14 @@ class World:
             if body.get("snapshot") == "no-such-snapshot":
                 raise Refused(400, "Snapshot no-such-snapshot not found. Did you add it through the Daytona Dashboard?")
             name = body.get("name") or identifier
-            if any(box.organization == organization and box.name == name for box in self.boxes.values()):
+            if any(box.account == organization and box.name == name for box in self.boxes.values()):
                 raise Refused(409, f"Sandbox with name {name} already exists")
+            living = [box for box in self.boxes.values() if box.account == organization and box.state != "destroyed"]
+            if self.quota is not None and len(living) >= self.quota:
+                raise Refused(400, f"Total CPU limit exceeded. Maximum allowed: {self.quota}.")
             box = Box(
                 id=identifier,
-                organization=organization,
+                account=organization,
                 name=name,
                 labels=dict(body.get("labels") or {}),
                 body=body,
@@ -202,11 +147,10 @@ class World:
             for attribute, key in _INTERVALS.items():
                 if body.get(key) is not None:
                     setattr(box, attribute, int(body[key]))
-            if body.get("ttlMinutes"):
-                box.destroy_at = now + 60 * int(body["ttlMinutes"])
+            self._live_for(box, now, int(body.get("ttlMinutes") or 0))
             self.boxes[identifier] = box
             first = ["pending_build", "building_snapshot"] if body.get("buildInfo") else []
-            self._go(box, [*first, "creating", "starting", "started"], "started", outcome)
+            self._go(box, [*first, "creating", "starting", "started"], outcome)
             return self._changed(box)
 
     def act(self, organization: str, id_or_name: str, verb: str, outcome: Outcome) -> dict[str, Any]:
@@ -223,20 +167,49 @@ class World:
                     self._require(box, {"started", "paused"}, "Sandbox is not started")
                     ephemeral = box.auto_delete == 0
                     end = ["destroying", "destroyed"] if ephemeral else ["stopping", "stopped"]
-                    self._go(box, end, end[-1], outcome)
+                    self._go(box, end, outcome)
                 case "pause":
                     self._require(box, {"started"}, "Sandbox is not started")
-                    self._go(box, ["pausing", "paused"], "paused", outcome)
+                    self._go(box, ["pausing", "paused"], outcome)
                 case "archive":
                     self._require(box, {"stopped"}, "Sandbox is not stopped")
                     if box.auto_delete == 0:
                         raise Refused(400, "Ephemeral sandboxes cannot be archived")
-                    self._go(box, ["archiving", "archived"], "archived", outcome)
+                    self._go(box, ["archiving", "archived"], outcome)
                 case "recover":
                     if box.state != "error" or not box.recoverable:
                         raise Refused(400, "Sandbox is not in a recoverable error state")
-                    self._go(box, ["starting", "started"], "started", outcome)
+                    self._go(box, ["starting", "started"], outcome)
             return self._changed(box)
+
+    def fork(self, organization: str, id_or_name: str, name: str | None, outcome: Outcome) -> dict[str, Any]:
+        """Begin a sandbox with the files of another one, which cannot be deleted before its child."""
+        with self.lock:
+            self.settle()
+            parent = self._visible(organization, id_or_name)
+            self._require(parent, {"started", "stopped"}, "Sandbox is not in a valid state to be forked")
+            body = {**parent.body, "labels": parent.labels, "name": name, "buildInfo": None}
+            child = self.boxes[self.create(organization, body, outcome)["id"]]
+            child.parent = parent.id
+            shutil.copytree(parent.machine.home, child.machine.home, dirs_exist_ok=True, symlinks=True)
+            return self._changed(child)
+
+    def forks(self, organization: str, id_or_name: str) -> list[dict[str, Any]]:
+        """Answer the active children of a sandbox."""
+        with self.lock:
+            self.settle()
+            parent = self._visible(organization, id_or_name)
+            return [self._describe(box) for box in self._children(parent)]
+
+    def _children(self, parent: Box) -> list[Box]:
+        return [box for box in self.boxes.values() if box.parent == parent.id and box.state != "destroyed"]
+
+    def _live_for(self, box: Box, since: float, minutes: int) -> None:
+        """Set the deadline: never later than the organisation's longest life allows, and none for no minutes."""
+        ends = [since + 60 * minutes] if minutes else []
+        if self.longest_life is not None:
+            ends.append(box.created + self.longest_life)
+        box.destroy_at = min(ends, default=None)
 
     def change(self, organization: str, id_or_name: str, setting: str, value: Any) -> dict[str, Any]:
         """Set the labels or one of the intervals. The answer is the sandbox."""
@@ -247,7 +220,9 @@ class World:
                 case "labels":
                     box.labels = dict(value)
                 case "ttl":
-                    box.destroy_at = self.clock() + 60 * value if value else None
+                    if not value and self.longest_life is not None:
+                        raise Refused(400, "TTL cannot be disabled: the organization has a maximum sandbox lifespan")
+                    self._live_for(box, self.clock(), value)
                 case _:
                     setattr(box, setting, value)
             self._touch(box)
@@ -267,14 +242,14 @@ class World:
             box = self.boxes[sandbox]
             box.path, box.outcome = [], Outcome()
             box.error_reason, box.recoverable = reason, recoverable
-            self._enter(box, "error")
+            self.enter(box, "error")
 
     def evict(self, sandbox: str) -> None:
         """Destroy a sandbox as a spot eviction does: it stays readable for a day."""
         with self.lock:
             box = self.boxes[sandbox]
             box.path, box.evicted = [], self.clock()
-            self._enter(box, "destroyed")
+            self.enter(box, "destroyed")
 
     def set_state(self, sandbox: str, state: str, desired: str | None = None) -> None:
         """Say that a sandbox is in a state, whatever it runs."""
@@ -284,54 +259,38 @@ class World:
             box.desired = box.desired if desired is None else desired
             self._touch(box)
 
-    def unstick(self, sandbox: str) -> None:
-        """Let a stuck transition go on."""
-        with self.lock:
-            self.boxes[sandbox].outcome = Outcome()
-
-    def executing(self, sandbox: str) -> list[int]:
-        return self.boxes[sandbox].machine.running()
-
     # Time.
 
-    def settle(self) -> None:
-        """Let happen what is due by now."""
-        with self.lock:
-            now = self.clock()
-            for box in list(self.boxes.values()):
-                self._automatic(box, now)
-                while box.path and box.path[0][0] <= now and not box.outcome.stuck:
-                    _, state = box.path.pop(0)
-                    self._arrive(box, state)
-
-    def _automatic(self, box: Box, now: float) -> None:
+    def automatic(self, box: Box, now: float) -> None:
         if box.state == "destroyed" or box.pending:
             return
         idle, since = now - box.last_activity, now - box.updated
         if box.destroy_at is not None and now >= box.destroy_at and box.desired != "destroyed":
             self._delete(box, Outcome())
         elif box.state == "started" and box.auto_stop and idle >= 60 * box.auto_stop:
-            self._go(box, ["stopping", "stopped"], "stopped", Outcome())
+            self._go(box, ["stopping", "stopped"], Outcome())
         elif box.state == "stopped" and box.auto_delete >= 0 and since >= 60 * box.auto_delete:
             self._delete(box, Outcome())
         elif box.state == "stopped" and box.auto_archive and since >= 60 * box.auto_archive:
-            self._go(box, ["archiving", "archived"], "archived", Outcome())
+            self._go(box, ["archiving", "archived"], Outcome())
 
     def _start(self, box: Box, outcome: Outcome) -> None:
         if box.state == "started" and box.desired == "started":
             return
         self._require(box, {"stopped", "archived", "paused"}, "Sandbox is not in a valid state to be started")
         way = {"archived": ["restoring"], "paused": ["resuming"]}.get(box.state, ["starting"])
-        self._go(box, [*way, "started"], "started", outcome)
+        self._go(box, [*way, "started"], outcome)
 
     def _delete(self, box: Box, outcome: Outcome) -> None:
         if (box.pending and box.state not in _DELETABLE) or box.desired == "destroyed":
             raise Refused(409, "Sandbox state change in progress")
         if box.state not in _DELETABLE:
             raise Refused(409, "Sandbox state change in progress")
+        if self._children(box):
+            raise Refused(400, "Sandbox has active fork children. Delete them first.")
         # The name is free from here on, whatever becomes of the rest.
         box.name = f"DESTROYED_{box.name}_{int(self.clock() * 1000)}"
-        self._go(box, ["destroying", "destroyed"], "destroyed", outcome)
+        self._go(box, ["destroying", "destroyed"], outcome)
 
     def _require(self, box: Box, states: set[str], otherwise: str) -> None:
         if box.pending:
@@ -339,26 +298,19 @@ class World:
         if box.state not in states:
             raise Refused(400, otherwise)
 
-    def _go(self, box: Box, states: list[str], desired: str, outcome: Outcome) -> None:
+    def _go(self, box: Box, states: list[str], outcome: Outcome) -> None:
         """Enter the first state at once and the others in time, the last one only if the outcome is good."""
-        box.desired, box.outcome = desired, outcome
+        box.desired = states[-1]
         if outcome.fails or outcome.hidden:
             box.recoverable = outcome.recoverable
-            states = [*states[:-1], "error"]
-        now = self.clock()
-        box.path = [(now + self.transition * (number + 1), state) for number, state in enumerate(states[1:])]
-        self._enter(box, states[0])
-        self.settle()
+        self.go(box, states, outcome)
 
-    def _arrive(self, box: Box, state: str) -> None:
-        if state == "error":
-            box.error_reason = "rehearsed: the runner failed"
-            box.outcome = Outcome()
-        self._enter(box, state)
-
-    def _enter(self, box: Box, state: str) -> None:
+    def enter(self, box: Box, state: str) -> None:
         before, box.state = box.state, state
         match state:
+            case "error":
+                box.error_reason = box.outcome.reason or box.error_reason or "rehearsed: the runner failed"
+                box.outcome = Outcome()
             case "stopped" | "archived":
                 box.machine.end()
             case "paused":
@@ -375,12 +327,13 @@ class World:
     def _touch(self, box: Box) -> None:
         box.updated = self.clock()
         box.history.append((box.updated, self._list_item(box)))
+        del box.history[:-_ENTRIES]
 
     # Looking up and describing.
 
     def _visible(self, organization: str, id_or_name: str) -> Box:
         """Find what reads and changes see: by id first, then by name; never what is hidden."""
-        ours = [box for box in self.boxes.values() if box.organization == organization]
+        ours = [box for box in self.boxes.values() if box.account == organization]
         named = [box for box in ours if box.id == id_or_name] or [box for box in ours if box.name == id_or_name]
         for box in named:
             lost = box.evicted is not None and self.clock() - box.evicted < READABLE_AFTER_LOSS
@@ -392,7 +345,7 @@ class World:
         body = box.body
         return {
             "id": box.id,
-            "organizationId": box.organization,
+            "organizationId": box.account,
             "name": box.name,
             "user": body.get("user") or "daytona",
             "labels": dict(box.labels),
@@ -413,11 +366,11 @@ class World:
             "autoPauseInterval": box.auto_pause,
             "autoArchiveInterval": box.auto_archive,
             "autoDeleteInterval": box.auto_delete,
-            "autoDestroyAt": _iso(box.destroy_at),
-            "createdAt": _iso(box.created),
-            "updatedAt": _iso(box.updated),
-            "lastActivityAt": _iso(box.last_activity),
-            "spotEvictedAt": _iso(box.evicted),
+            "autoDestroyAt": iso(box.destroy_at),
+            "createdAt": iso(box.created),
+            "updatedAt": iso(box.updated),
+            "lastActivityAt": iso(box.last_activity),
+            "spotEvictedAt": iso(box.evicted),
             "toolboxProxyUrl": self.toolbox_url,
         }
 
@@ -466,9 +419,3 @@ def _labels(text: str | None) -> dict[str, str]:
     if not isinstance(labels, dict):
         raise Refused(400, "labels must be a JSON object")
     return labels
-
-
-def _iso(moment: float | None) -> str | None:
-    if moment is None:
-        return None
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -27,6 +27,10 @@ class Kind(StrEnum):
     """The transition that this call begins ends in the state `error` (`recoverable` or not), and nothing is ended."""
     HIDDEN = "hidden"
     """The deletion that this call begins fails: nothing is ended, and the sandbox is hidden behind 404."""
+    DISK_FULL = "disk_full"
+    """Like `error`, with a full disk as its reason. A command or an upload is refused for it."""
+    OTHER_ACCOUNT = "other_account"
+    """The call is answered as if its key belonged to another account."""
     STUCK = "stuck"
     """The transition that this call begins never ends."""
     LEFT_OUT = "left_out"
@@ -35,7 +39,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. `call` is the name of a call (see the server's table), or `*` for any."""
+    """One fault. `call` is the name of a call (see the rehearsal's routes), or `*` for any."""
 
     call: str
     kind: Kind
@@ -44,6 +48,7 @@ class Fault:
     """Id or name in the request's path. For `left_out`, the id that is left out."""
     status: int = 500
     message: str = "rehearsed"
+    """Of an answer, or the reason of an error."""
     headers: Mapping[str, str] = field(default_factory=dict)
     effect: bool = False
     seconds: float = 1.0

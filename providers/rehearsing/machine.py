@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-_MARK = "DAYTONA_REHEARSAL_SANDBOX"
+_MARK = "PAPERCLIP_ENV_REHEARSAL"
 _ROUNDS = 500
 _PAUSE = 0.005
 
@@ -30,7 +30,7 @@ class Machine:
             "TMPDIR": str(self._home / ".tmp"),
             _MARK: token,
         }
-        (self._home / ".tmp").mkdir(parents=True)
+        (self._home / ".tmp").mkdir(parents=True, exist_ok=True)
 
     @property
     def home(self) -> Path:
