@@ -313,10 +313,13 @@ class ProviderConformance:
         resource = sandboxes.create()
         sandboxes.stop(resource)
         sandboxes.becomes(resource, Stopped)
-        refused(ErrorKind.NAME_TAKEN, lambda: sandboxes.create(resource.name))
+        if sandboxes.provider.capabilities.idempotent_create:
+            assert sandboxes.create(resource.name).resource_id == resource.resource_id
+        else:
+            refused(ErrorKind.NAME_TAKEN, lambda: sandboxes.create(resource.name))
         assert isinstance(sandboxes.inspect(resource), Stopped)
 
-    def test_of_concurrent_creates_with_one_name_exactly_one_succeeds(
+    def test_of_concurrent_creates_with_one_name_exactly_one_makes_a_sandbox(
         self, harness: Harness, sandboxes: Sandboxes
     ) -> None:
         name = sandboxes.name()
@@ -330,11 +333,29 @@ class ProviderConformance:
 
         with ThreadPoolExecutor(len(providers)) as pool:
             answers = list(pool.map(attempt, providers))
-        created = [answer for answer in answers if isinstance(answer, Created)]
-        errors = [answer for answer in answers if isinstance(answer, ProviderError)]
-        assert len(created) == 1, answers
-        assert {error.kind for error in errors} == {ErrorKind.NAME_TAKEN}
-        assert sandboxes.list() == {created[0].resource.resource_id}
+        created = [answer.resource.resource_id for answer in answers if isinstance(answer, Created)]
+        errors = {answer.kind for answer in answers if isinstance(answer, ProviderError)}
+        if sandboxes.provider.capabilities.idempotent_create:
+            # The others are answered what the first one is, or that it is still being made.
+            assert len(set(created)) == 1, answers
+            assert errors <= {ErrorKind.BUSY}
+        else:
+            assert len(created) == 1, answers
+            assert errors == {ErrorKind.NAME_TAKEN}
+        assert sandboxes.list() == set(created)
+
+    def test_a_create_repeated_with_the_same_name_answers_the_same_sandbox(self, sandboxes: Sandboxes) -> None:
+        if not sandboxes.provider.capabilities.idempotent_create:
+            pytest.skip("this provider refuses a name that exists")
+        first = sandboxes.create()
+        assert sandboxes.create(first.name) == first
+        assert sandboxes.list() == {first.resource_id}
+        sandboxes.delete(first)
+        sandboxes.becomes(first, Gone)
+        # Also afterwards: a reply that was lost and is asked for again must not become a second sandbox.
+        assert sandboxes.create(first.name).resource_id == first.resource_id
+        assert isinstance(sandboxes.inspect(first), Gone)
+        assert sandboxes.list() == set()
 
     def test_an_unknown_name_is_not_found(self, sandboxes: Sandboxes) -> None:
         assert sandboxes.provider.find(sandboxes.name(), {}, within=sandboxes.harness.within) is None
@@ -450,6 +471,8 @@ class ProviderConformance:
         assert not sandboxes.harness.executes(resource, tag)
 
     def test_a_name_is_free_after_delete_and_its_next_sandbox_is_another(self, sandboxes: Sandboxes) -> None:
+        if sandboxes.provider.capabilities.idempotent_create:
+            pytest.skip("a create repeated with the same name answers the first one's sandbox, also when it is gone")
         first = sandboxes.create()
         sandboxes.run(first, "echo old > note")
         sandboxes.delete(first)

@@ -56,7 +56,10 @@ class Conversation:
 
     def ask(self, method: str, path: str, **options: Any) -> Any:
         """Ask as `request` does, and return the JSON of the answer, or None for an empty one."""
-        response = self.request(method, path, **options)
+        return self.read(self.request(method, path, **options))
+
+    def read(self, response: requests.Response) -> Any:
+        """Return the JSON of an answer, or None for an empty one."""
         with translated(self.call, self.deadline):
             return response.json() if response.content else None
 
@@ -69,10 +72,12 @@ class Conversation:
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str | None] | None = None,
         body: object = None,
+        content: bytes | None = None,
         files: Mapping[str, Any] | None = None,
     ) -> requests.Response:
         """Ask the API, or another server of the service's at `base`, and return its answer, which is a success.
 
+        What is sent is `body` in JSON, or `content` as it is, or `files`.
         A header that is None is left out: what another server has no business to see, the secret above all.
         """
         url = (self._api.url if base is None else base) + path
@@ -83,6 +88,7 @@ class Conversation:
                 params=query,
                 headers=headers,
                 json=body,
+                data=content,
                 files=files,
                 allow_redirects=False,
                 timeout=self.deadline.left(),

@@ -33,6 +33,8 @@ class Kind(StrEnum):
     """The call is answered as if its key belonged to another account."""
     STUCK = "stuck"
     """The transition that this call begins never ends."""
+    UNRESPONSIVE = "unresponsive"
+    """The sandbox's own agent does not answer to what this call needs of it."""
     LEFT_OUT = "left_out"
     """A list leaves out `sandbox`, or everything."""
 
@@ -50,6 +52,8 @@ class Fault:
     message: str = "rehearsed"
     """Of an answer, or the reason of an error."""
     headers: Mapping[str, str] = field(default_factory=dict)
+    details: Mapping[str, object] = field(default_factory=dict)
+    """Further keys of an answer, where the service has some."""
     effect: bool = False
     seconds: float = 1.0
     recoverable: bool = False

@@ -8,13 +8,25 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 _MARK = "PAPERCLIP_ENV_REHEARSAL"
 _ROUNDS = 500
 _PAUSE = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What became of a program. `status` is as `Popen` gives it, or None where it took too long."""
+
+    pid: int
+    status: int | None
+    stdout: bytes
+    stderr: bytes
 
 
 class Machine:
@@ -40,6 +52,18 @@ class Machine:
         """Resolve a path as the sandbox's file API does: relative to the working directory."""
         return self._home / given
 
+    def run(self, argv: Sequence[str], *, cwd: str | None, env: Mapping[str, str], timeout: float) -> Done:
+        """Run a program to its end and keep its streams apart. It is killed, alone, when time is up."""
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            try:
+                process = self._begin(argv, cwd, env, out, err)
+            except OSError as error:
+                return Done(0, 126, b"", f"{error.strerror}\n".encode())
+            status = self._wait(process, timeout)
+            out.seek(0)
+            err.seek(0)
+            return Done(process.pid, status, out.read(), err.read())
+
     def execute(
         self, command: str, *, cwd: str | None, env: Mapping[str, str], timeout: float
     ) -> tuple[int, str] | None:
@@ -49,27 +73,15 @@ class Machine:
         """
         with tempfile.TemporaryFile() as output:
             try:
-                process = subprocess.Popen(
-                    ["/bin/sh", "-c", command],
-                    cwd=self._home / (cwd or "."),
-                    env={**self._env, **env},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
+                process = self._begin(["/bin/sh", "-c", command], cwd, env, output, output)
             except OSError as error:
                 return 126, f"{error.strerror}\n"
-            try:
-                process.wait(timeout)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            status = self._wait(process, timeout)
+            if status is None:
                 return None
             output.seek(0)
             # A shell's word for a death by signal, which `Popen` gives as a negative number.
-            status = process.returncode if process.returncode >= 0 else 128 - process.returncode
-            return status, output.read().decode("utf-8", "replace")
+            return status if status >= 0 else 128 - status, output.read().decode("utf-8", "replace")
 
     def end(self) -> None:
         """Kill all that runs, and wait until it is gone. Raises `OSError` when that does not help."""
@@ -100,6 +112,28 @@ class Machine:
                     if self._mark in (entry / "environ").read_bytes().split(b"\0"):
                         found.append(int(entry.name))
         return found
+
+    def _begin(
+        self, argv: Sequence[str], cwd: str | None, env: Mapping[str, str], out: IO[bytes], err: IO[bytes]
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            argv,
+            cwd=self._home / (cwd or "."),
+            env={**self._env, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+
+    @staticmethod
+    def _wait(process: subprocess.Popen[bytes], timeout: float) -> int | None:
+        try:
+            return process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return None
 
     @staticmethod
     def _signal(pids: list[int], number: signal.Signals) -> None:

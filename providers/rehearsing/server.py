@@ -174,7 +174,7 @@ class Rehearsal(ABC, Generic[W]):
         except Refused as error:
             answer = self.refusal(parts.path, error)
         if instead is not None:
-            refusal = self.refusal(parts.path, Refused(instead.status, instead.message))
+            refusal = self.refusal(parts.path, Refused(instead.status, instead.message, **instead.details))
             answer = replace(refusal, headers={**refusal.headers, **instead.headers})
         # Before the answer: what a client was told is never forgotten.
         self.world.save()
