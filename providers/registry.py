@@ -23,6 +23,7 @@ _BUILT_IN = {
     "local": "providers.local:LocalProvider",
     "docker": "providers.docker:DockerProvider",
     "daytona": "providers.daytona:DaytonaProvider",
+    "e2b": "providers.e2b:E2BProvider",
 }
 
 AnyProvider = Provider[Any, Any]
