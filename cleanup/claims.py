@@ -15,7 +15,7 @@ All SQL of the engine's locking is here. The rules (design 2.2, 4, 5, 6):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -316,19 +316,30 @@ def postpone(
     return held
 
 
-def quiet_down(claim: Claim, why: Obligation.Quiet) -> bool:
-    """Make the row quiet: a person is needed. A wake that came since the claim makes it due now instead."""
+def quiet_down(claim: Claim, why: Obligation.Quiet, *, still: Callable[[], bool] | None = None) -> bool:
+    """Make the row quiet: a person is needed. A wake that came since the claim makes it due now instead.
+
+    So does a fact that is over by now: `still` is asked first, and locks what it reads until this commits.
+    """
     with transaction.atomic(), connection.cursor() as cursor:
+        over = still is not None and not still()
         cursor.execute(
             """
             UPDATE leases_obligation
                SET attempt_id = NULL, worker = NULL, claimed_at = NULL,
-                   due_at = CASE WHEN wakes <> %(wakes)s OR requests > requests_served THEN now() END,
-                   quiet = CASE WHEN wakes <> %(wakes)s OR requests > requests_served THEN '' ELSE %(why)s END
+                   due_at = CASE WHEN %(over)s OR wakes <> %(wakes)s OR requests > requests_served THEN now() END,
+                   quiet = CASE WHEN %(over)s OR wakes <> %(wakes)s OR requests > requests_served
+                                THEN '' ELSE %(why)s END
              WHERE id = %(id)s AND attempt_id = %(attempt)s
             RETURNING quiet
             """,
-            {"id": claim.obligation_id, "attempt": claim.attempt_id, "wakes": claim.wakes, "why": why.value},
+            {
+                "id": claim.obligation_id,
+                "attempt": claim.attempt_id,
+                "wakes": claim.wakes,
+                "why": why.value,
+                "over": over,
+            },
         )
         row = cursor.fetchone()
         finish_attempt(claim, Attempt.Outcome.QUIETED if row else Attempt.Outcome.SUPERSEDED)

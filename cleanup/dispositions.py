@@ -13,7 +13,7 @@ from cleanup.claims import Claim
 from cleanup.decisions import is_about_the_account
 from cleanup.work import Outcome
 from leases.models import Attempt, Obligation
-from providers.contract import ErrorKind, ProviderError
+from providers.contract import ErrorKind, ProviderError, redact
 
 Kind = Attempt.Outcome
 
@@ -52,11 +52,11 @@ def write(claim: Claim, outcome: Outcome, *, called: bool, random: Random) -> Wr
             _answered(claim, called)
             claims.postpone(claim, Kind.NOT_SEEN, delay=delay)
             return Written(Kind.NOT_SEEN)
-        case work.NeedsOperator(why=why):
-            claims.quiet_down(claim, why)
+        case work.NeedsOperator(why=why, still=still):
+            claims.quiet_down(claim, why, still=still)
             return Written(Kind.QUIETED)
-        case work.HandBack(delay=delay):
-            claims.postpone(claim, Kind.HANDED_BACK, delay=delay)
+        case work.HandBack(delay=delay, kind=kind, excerpt=excerpt):
+            claims.postpone(claim, Kind.HANDED_BACK, delay=delay, error_kind=kind or "", excerpt=redact(excerpt))
             return Written(Kind.HANDED_BACK)
         case work.Failed(kind=ErrorKind.BUSY):
             return _busy(claim, random)

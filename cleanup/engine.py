@@ -32,13 +32,13 @@ from cleanup.decisions import is_about_the_account
 from cleanup.dispositions import Written, write
 from cleanup.handlers import HANDLERS
 from cleanup.keeper import KEEPER, Keeper
+from cleanup.opening import open_recorded
 from cleanup.slots import SLOTS, Slots
 from cleanup.work import Call, Context, NotSent, Outcome
 from leases import bounds
-from leases.calling import open_recorded
 from leases.clock import Clock, boottime
 from leases.connections import LOST, PATIENCE, persistently
-from leases.credentials import SecretUnavailable
+from leases.credentials import CredentialUnusable, SecretUnavailable
 from leases.models import Installation, Obligation, ProviderAccount
 from providers.contract import ErrorKind, ProviderError
 from providers.registry import ConfigurationError, ProviderUnavailable
@@ -237,16 +237,18 @@ class Engine:
         except ProviderError as error:
             if error.kind == ErrorKind.NOT_READY:
                 self._unready_for(task.claim.account_id, error)
-                self._finish(task, work.HandBack())
+                self._finish(task, work.HandBack(kind=ErrorKind.NOT_READY, excerpt=error.excerpt))
             else:
                 unanswered = (
                     error.kind == ErrorKind.TIMEOUT and task.call is not None and task.call.name == work.IDENTIFY
                 )
                 about = unanswered or is_about_the_account(error.kind)
                 self._finish(task, work.Failed(error.kind, error.excerpt, error.retry_after, about))
+        except CredentialUnusable as error:
+            self._finish(task, work.NeedsOperator(error.why, error.still))
         except (ProviderUnavailable, SecretUnavailable) as error:
             self._unready_for(task.claim.account_id, error)
-            self._finish(task, work.HandBack())
+            self._finish(task, work.HandBack(kind=ErrorKind.NOT_READY, excerpt=str(error)))
         except ConfigurationError as error:
             if task.claim.kind == Obligation.Kind.PROBE_ACCOUNT:
                 # Asked with the account as it is today: it can be put right, and then has to be asked again.

@@ -79,14 +79,23 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class NeedsOperator:
+    """Written only if the fact `still` holds in the transaction that writes it; where it is over, the row is due now.
+
+    `still` locks what it reads, in the order of locks and before any obligation. So a fact that ends meanwhile either
+    is seen to have ended, or wakes a row that is quiet already.
+    """
+
     why: Obligation.Quiet
+    still: Callable[[], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HandBack:
-    """Not worked: it is due again in `delay` seconds, and nothing is counted."""
+    """Not worked: it is due again in `delay` seconds, and nothing is counted. `kind` and `excerpt` say why."""
 
     delay: float = 0.0
+    kind: ErrorKind | None = None
+    excerpt: str = ""
 
 
 Outcome = Done | Draining | InTransition | NotSeen | Failed | NeedsOperator | HandBack
@@ -97,8 +106,9 @@ class Context:
     """What the engine gives to a handler."""
 
     clock: Clock
-    open_recorded: Callable[[Any], AnyProvider]
-    """Opens the adapter that a row recorded; raises `NotReady`-kinds that the engine understands."""
+    open_recorded: Callable[..., Generator[Call, Any, AnyProvider]]
+    """`provider = yield from context.open_recorded(row)`: opens the adapter that a row recorded (`cleanup.opening`).
+    What it raises the engine understands: a person is needed, or this process is not ready."""
     installation: str
 
 

@@ -10,6 +10,7 @@ from django.conf import settings
 
 _LONGEST: float = settings.PAPERCLIP_CALL_SECONDS
 
+READ_SECRET = min(10.0, _LONGEST)
 IDENTIFY = min(10.0, _LONGEST)
 FIND = min(20.0, _LONGEST)
 INSPECT = min(30.0, _LONGEST)  # the domain's liveness bound (5.1)
@@ -17,7 +18,7 @@ STOP = min(30.0, _LONGEST)  # the domain's bound on an explicit stop (5.1)
 STOP_GRACE = min(10.0, STOP / 3)
 DELETE = min(60.0, _LONGEST)
 CREATE = 120.0
-LONGEST_CALL = max(IDENTIFY, FIND, INSPECT, STOP, DELETE)
+LONGEST_CALL = max(READ_SECRET, IDENTIFY, FIND, INSPECT, STOP, DELETE)
 
 EXECUTE_OVERHEAD = 15.0
 """Added to a command's own timeout: what the provider may need to start it, to kill it, and to answer."""

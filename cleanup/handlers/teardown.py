@@ -54,7 +54,7 @@ def teardown(claim: Claim, context: Context) -> Generator[Call, Any, Outcome]:
     if isinstance(decision := _decide(facts, seen, context), decisions.Drain):
         return Draining(decision.until)
     lease = facts.lease
-    provider = context.open_recorded(lease)
+    provider = yield from context.open_recorded(lease)
     if (yield identify(provider)) != lease.account_identity:
         return _OTHER_ACCOUNT
 

@@ -10,9 +10,9 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from leases import credentials
 from leases.models.tenancy import Company
 from leases.validation import validate_configuration
+from providers import stores
 
 
 class Credential(models.Model):
@@ -51,8 +51,8 @@ class Credential(models.Model):
 
     def clean(self) -> None:
         try:
-            credentials.parse(self.reference)
-        except credentials.InvalidReference as error:
+            stores.parse(self.reference)
+        except stores.InvalidReference as error:
             raise ValidationError({"reference": str(error)}) from error
 
 

@@ -195,6 +195,8 @@ class Obligation(models.Model):
                 fields=["account", "due_at"], condition=Q(attempt_id__isnull=False), name="obligation_claimed"
             ),
             models.Index(fields=["kind"], condition=Q(closed_at__isnull=True), name="obligation_open"),
+            # What a person is to look at, and what a credential's change wakes.
+            models.Index(fields=["company"], condition=~Q(quiet=""), name="obligation_quiet"),
         ]
 
     def __str__(self) -> str:

@@ -152,7 +152,7 @@ def _closed(rehearsal: Rehearsal) -> None:
     Company.objects.filter(pk=rehearsal.company.pk).update(closed_at=factories.database_now(), name="")
 
 
-@pytest.mark.parametrize("meanwhile", [_rebound, _deleted, _closed], ids=["run over", "environment deleted", "closed"])
+@pytest.mark.parametrize("meanwhile", [_rebound, _deleted], ids=["run over", "environment deleted"])
 def test_it_recovers_by_its_own_identities_whatever_became_of_the_others(rehearsal: Rehearsal, meanwhile: Any) -> None:
     """S-040, S-060, S-061, S-062."""
     _lost(rehearsal)
