@@ -62,6 +62,8 @@ SECRET_KEY: str = (
         "(`make up` makes one by itself; DEBUG=1 does without.)",
     )
 )
+# Also what digests of secrets are compared under (`leases.credentials`), so workers need both like the web does.
+SECRET_KEY_FALLBACKS: list[str] = env.list("SECRET_KEY_FALLBACKS", default=[])
 ALLOWED_HOSTS: list[str] = env.list("ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
 CSRF_TRUSTED_ORIGINS: list[str] = env.list("CSRF_TRUSTED_ORIGINS", default=[])
 

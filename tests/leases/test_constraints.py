@@ -1786,7 +1786,106 @@ def test_an_account_notifies_when_more_of_it_can_be_claimed_and_at_no_other_time
 
 # 7. Nothing of ours is without a case
 
+
+def _quiet_for(why: str, **named: Any) -> Obligation:
+    """A teardown that is quiet for this reason, of a lease with these columns."""
+    lease = factories.lease(**named)
+    return factories.teardown(lease, due_at=None, quiet=why)
+
+
+def _woken(*rows: Obligation) -> list[bool]:
+    for row in rows:
+        row.refresh_from_db()
+    return [row.quiet == "" and row.due_at is not None and row.wakes > 0 for row in rows]
+
+
+CREDENTIAL_REASONS = ["credential_inactive", "credential_missing", "credential_changed"]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("role", ["origin", "replica"])
+@pytest.mark.parametrize("why", CREDENTIAL_REASONS)
+@pytest.mark.parametrize("written", ["status", "reference", "digest"])
+def test_a_write_to_a_credential_wakes_what_waits_for_it_whoever_writes_it(role: str, why: str, written: str) -> None:
+    """Trigger `credential_written_wakes_who_waits`: a lease's, an operation's and a probe's, and nobody else's."""
+    row = credential()
+    account = factories.account(row.company, credential=row)
+    where = factories.environment(account)
+    lease = _quiet_for(why, environment_=where, credential_uuid=row.pk)
+    operation = factories.operation(where, credential_uuid=row.pk).obligations.get()
+    probe = factories.probe(account, due_at=None, quiet=why)
+    of_another = _quiet_for(why, environment_=where, credential_uuid=uuid4(), credential_reference="env:OTHER")
+    elsewhere_ = _quiet_for(why, credential_uuid=row.pk)
+    for_another_reason = _quiet_for("foreign_marks", environment_=where, credential_uuid=row.pk)
+    execute([change(operation, due_at=None, quiet=why)])
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET LOCAL session_replication_role = {role}")
+        cursor.execute(*change(row, name="renamed"))
+        assert _woken(lease, operation, probe) == [False] * 3
+        # Unconditional: the same value again is a write too, and whoever evaluates decides what it means.
+        cursor.execute(*change(row, **{written: getattr(row, written)}))
+        assert _woken(lease, operation, probe) == [True] * 3
+        assert _woken(of_another, elsewhere_, for_another_reason) == [False] * 3
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("role", ["origin", "replica"])
+def test_a_credential_that_is_made_or_deleted_wakes_what_its_reference_stands_in_for(role: str) -> None:
+    """Triggers `credential_made_wakes_who_waits` and `credential_deleted_wakes_who_waits`."""
+    where = factories.environment()
+    named = {"environment_": where, "credential_uuid": uuid4(), "credential_reference": "env:KEY"}
+    first, other = (
+        _quiet_for("credential_missing", **named),
+        _quiet_for("credential_missing", **{**named, "credential_reference": "env:ANOTHER"}),
+    )
+    made = Credential(company_id=where.company_id, name="again", reference="env:KEY")
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET LOCAL session_replication_role = {role}")
+        made.save(force_insert=True)
+        assert _woken(first, other) == [True, False]
+        second = _quiet_for("credential_inactive", **named)
+        cursor.execute(*gone(made))
+        assert _woken(second, other) == [True, False]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("role", ["origin", "replica"])
+def test_another_credential_for_an_account_wakes_its_probe_and_nothing_else(role: str) -> None:
+    """Trigger `account_credential_wakes_probe`."""
+    account = factories.account()
+    probe = factories.probe(account, due_at=None, quiet="credential_inactive")
+    other = _quiet_for("credential_inactive", environment_=factories.environment(account), credential_uuid=uuid4())
+    row = credential(account.company)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET LOCAL session_replication_role = {role}")
+        cursor.execute(*change(account, name="renamed"))
+        assert _woken(probe) == [False]
+        cursor.execute(*change(account, credential_id=row.pk))
+        assert _woken(probe, other) == [True, False]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("role", ["origin", "replica"])
+def test_a_company_that_is_opened_again_wakes_what_waited_for_that(role: str) -> None:
+    """Trigger `company_reopened_wakes_who_waits`."""
+    where = factories.environment()
+    recovery = factories.operation(where).obligations.get()
+    other = _quiet_for("foreign_marks", environment_=where)
+    execute([change(recovery, due_at=None, quiet="company_closed"), change(where.company, closed_at=NOW)])
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET LOCAL session_replication_role = {role}")
+        cursor.execute(*change(where.company, name="still closed"))
+        assert _woken(recovery) == [False]
+        cursor.execute(*change(where.company, closed_at=None))
+        assert _woken(recovery, other) == [True, False]
+
+
 ACTING = {
+    "credential_made_wakes_who_waits": "wakes; test_a_credential_that_is_made_or_deleted_wakes_...",
+    "credential_deleted_wakes_who_waits": "wakes; test_a_credential_that_is_made_or_deleted_wakes_...",
+    "credential_written_wakes_who_waits": "wakes; test_a_write_to_a_credential_wakes_what_waits_for_it_...",
+    "account_credential_wakes_probe": "wakes; test_another_credential_for_an_account_wakes_its_probe_...",
+    "company_reopened_wakes_who_waits": "wakes; test_a_company_that_is_opened_again_wakes_...",
     "activity_end_wakes_teardown": "wakes; test_the_end_of_work_wakes_the_teardown_whoever_writes_it",
     "resource_learned_wakes_recovery": "wakes; tests/scenarios/test_creation.py::test_an_id_that_comes_late_wakes_...",
     "operation_end_wakes_startup": "wakes; test_whatever_may_end_a_startup_wakes_it_...",
