@@ -22,9 +22,11 @@ import secrets
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import pytest
@@ -52,6 +54,8 @@ AnyProvider = Provider[Any, Any]
 T = TypeVar("T")
 
 ALL_CALLS = frozenset({"identify", "create", "find", "inspect", "start", "stop", "delete", "execute", "list"})
+OPTIONAL_CALLS = frozenset({"recover", "extend"})
+"""Methods that an adapter may leave as they are; they then refuse at once, without asking anybody."""
 
 
 class Harness(ABC):
@@ -69,7 +73,7 @@ class Harness(ABC):
     """Seconds that each call gets against the trickling server. A whole answer must need longer at a byte a second."""
     margin: ClassVar[float] = 1.0
     """Seconds by which a call may exceed its bound."""
-    trickled_calls: ClassVar[frozenset[str]] = ALL_CALLS
+    trickled_calls: ClassVar[frozenset[str]] = ALL_CALLS | OPTIONAL_CALLS
     """Names of the methods that talk to the server at all. The others need only return in time."""
 
     # The provider.
@@ -98,6 +102,13 @@ class Harness(ABC):
         """Return a new adapter instance at `endpoint_data`, built as production builds it."""
         adapter = load(self.key)
         return adapter(validate(adapter.Endpoint, self.endpoint_data()), self.secret())
+
+    def deadline_config_data(self, seconds: int) -> dict[str, Any]:
+        """Return a configuration whose sandboxes the provider itself ends after so many seconds.
+
+        Needed where `Capabilities.has_deadline` is set.
+        """
+        raise NotImplementedError("a provider with a deadline of its own needs a configuration that sets one")
 
     # Commands inside the sandbox.
 
@@ -153,6 +164,7 @@ class Sandboxes:
         self.provider = harness.provider()
         self.installation = f"conformance-{secrets.token_hex(8)}"
         self.marks = {MARK_INSTALLATION: self.installation}
+        self._made: list[Resource] = []
 
     def name(self) -> str:
         return f"conformance-{secrets.token_hex(6)}"
@@ -161,15 +173,47 @@ class Sandboxes:
         """Return a number of seconds that no other process on this host sleeps."""
         return f"{3600 + secrets.randbelow(3600)}.{secrets.randbelow(10**9):09d}"
 
-    def config(self) -> Any:
-        return validate(load(self.harness.key).Config, self.harness.config_data())
+    def config(self, data: dict[str, Any] | None = None) -> Any:
+        return validate(load(self.harness.key).Config, self.harness.config_data() if data is None else data)
 
     def create(self, name: str | None = None, **marks: str) -> Resource:
-        extra = {MARK_PREFIX + key: value for key, value in marks.items()}
-        return self.create_at(self.provider, name, {**self.marks, **extra}).resource
+        """Create a sandbox and wait until it runs. It has the marks of all, its own, and one of this creation."""
+        return self.running(self.create_at(self.provider, name, self.marks_of(**marks)))
 
-    def create_at(self, provider: AnyProvider, name: str | None = None, marks: dict[str, str] | None = None) -> Created:
-        return provider.create(name or self.name(), marks or self.marks, self.config(), within=self.harness.within)
+    def create_at(
+        self,
+        provider: AnyProvider,
+        name: str | None = None,
+        marks: dict[str, str] | None = None,
+        config: dict[str, Any] | None = None,
+    ) -> Created:
+        """Create a sandbox, and only that: it may be starting still."""
+        wanted = self.config(config)
+        created = provider.create(name or self.name(), marks or self.marks_of(), wanted, within=self.harness.within)
+        self._made.append(created.resource)
+        return created
+
+    def repeated(self, resource: Resource) -> str:
+        """Repeat the create of a sandbox, as only the living attempt itself would, and return the id it answers."""
+        return self.create_at(self.provider, resource.name, dict(resource.marks)).resource.resource_id
+
+    def running(self, created: Created, provider: AnyProvider | None = None) -> Resource:
+        """Do as a caller of `create` has to: look until it runs."""
+        if not created.ready:
+            self.becomes(created.resource, Running, provider)
+        return created.resource
+
+    def marks_of(self, **marks: str) -> dict[str, str]:
+        """Return the marks of a new creation: the last one no other creation has."""
+        own = {"operation": secrets.token_hex(8), **marks}
+        return {**self.marks, **{MARK_PREFIX + key: value for key, value in own.items()}}
+
+    def find(self, name: str, marks: Mapping[str, str]) -> Resource | None:
+        return self.provider.find(name, marks, within=self.harness.within)
+
+    def found(self, resource: Resource) -> bool:
+        """Say whether a sandbox is found as its creation would be looked for."""
+        return until(lambda: self.find(resource.name, resource.marks) == resource, self.harness.within)
 
     def inspect(self, resource: Resource) -> Sighting:
         return self.provider.inspect(resource.resource_id, within=self.harness.within)
@@ -189,19 +233,25 @@ class Sandboxes:
     def delete(self, resource: Resource) -> None:
         self.provider.delete(resource.resource_id, within=self.harness.within)
 
-    def list(self, **marks: str) -> set[str]:
+    def lists(self, *expected: Resource, **marks: str) -> bool:
+        """Say whether the list becomes exactly this. Some providers' lists are behind by seconds."""
         wanted = {**self.marks, **{MARK_PREFIX + key: value for key, value in marks.items()}}
-        listing = self.provider.list(wanted, within=self.harness.within)
-        assert listing.complete
-        return {resource.resource_id for resource in listing.resources}
 
-    def becomes(self, resource: Resource, wanted: type[T]) -> T:
+        def reached() -> bool:
+            listing = self.provider.list(wanted, within=self.harness.within)
+            assert listing.complete
+            found = {resource.resource_id: resource for resource in listing.resources}
+            return found == {resource.resource_id: resource for resource in expected}
+
+        return until(reached, self.harness.within)
+
+    def becomes(self, resource: Resource, wanted: type[T], provider: AnyProvider | None = None) -> T:
         """Wait until `inspect` answers this, with a bound, and return the sighting."""
         sighting: Sighting | None = None
 
         def reached() -> bool:
             nonlocal sighting
-            sighting = self.inspect(resource)
+            sighting = (provider or self.provider).inspect(resource.resource_id, within=self.harness.within)
             return isinstance(sighting, wanted)
 
         assert until(reached, self.harness.within), f"expected {wanted.__name__}, last saw {sighting}"
@@ -215,8 +265,19 @@ class Sandboxes:
         return until(lambda: not self.harness.executes(resource, tag), self.harness.within)
 
     def close(self) -> None:
-        for resource in self.provider.list(self.marks, within=self.harness.within).resources:
+        """Delete all that is listed, and all that was made: a list may be behind."""
+        listed = self.provider.list(self.marks, within=self.harness.within).resources
+        for resource in {resource.resource_id: resource for resource in (*listed, *self._made)}.values():
+            assert until(partial(self._deleted, resource), self.harness.within), resource
+
+    def _deleted(self, resource: Resource) -> bool:
+        try:
             self.delete(resource)
+        except ProviderError as error:
+            if error.kind is not ErrorKind.BUSY:
+                raise
+            return False
+        return True
 
 
 def until(reached: Callable[[], bool], within: float) -> bool:
@@ -227,6 +288,10 @@ def until(reached: Callable[[], bool], within: float) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def _in(seconds: float) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=seconds)
 
 
 def refused(kind: ErrorKind, call: Callable[[], object]) -> ProviderError:
@@ -264,7 +329,7 @@ class ProviderConformance:
     ) -> None:
         with harness.switchable() as (provider, switch):
             first = provider.identify(within=harness.within)
-            resource = sandboxes.create_at(provider).resource
+            resource = sandboxes.running(sandboxes.create_at(provider), provider)
             switch()
             try:
                 # A negative answer of the other engine is harmless only because its identity gives it away.
@@ -282,31 +347,48 @@ class ProviderConformance:
 
     # Creation and finding.
 
-    def test_a_created_sandbox_runs_and_is_found_by_its_name(self, sandboxes: Sandboxes) -> None:
-        name = sandboxes.name()
-        resource = sandboxes.create(name, lease="42")
-        marks = {**sandboxes.marks, MARK_PREFIX + "lease": "42"}
+    def test_a_create_answers_the_id_and_the_sandbox_runs_in_time(self, sandboxes: Sandboxes) -> None:
+        name, marks = sandboxes.name(), sandboxes.marks_of(lease="42")
+        created = sandboxes.create_at(sandboxes.provider, name, marks)
+        resource = created.resource
         assert resource.resource_id
         assert resource.name == name
         assert dict(resource.marks) == marks
-        found = sandboxes.provider.find(name, {}, within=sandboxes.harness.within)
-        assert found == resource
-        sighting = sandboxes.inspect(resource)
-        assert isinstance(sighting, Running)
+        if sandboxes.provider.capabilities.finds_by_name:
+            # From the moment that it is allocated, so however far it has come: a lost answer is looked for at once.
+            assert sandboxes.find(name, {}) == resource
+        if created.ready:
+            assert isinstance(sandboxes.inspect(resource), Running)
+        sighting = sandboxes.becomes(resource, Running)
         assert sighting.resource == resource
+        for moment in (sighting.resource.as_of, sighting.resource.expires_at):
+            assert moment is None or moment.tzinfo is not None
 
     def test_another_instance_finds_what_the_first_one_created(self, harness: Harness, sandboxes: Sandboxes) -> None:
         resource = sandboxes.create()
-        assert harness.provider().find(resource.name, {}, within=harness.within) == resource
+        assert sandboxes.found(resource)
+        assert harness.provider().find(resource.name, resource.marks, within=harness.within) == resource
         assert isinstance(harness.provider().inspect(resource.resource_id, within=harness.within), Running)
 
-    def test_a_name_that_exists_is_refused_and_its_sandbox_untouched(self, sandboxes: Sandboxes) -> None:
+    def test_marks_that_no_sandbox_carries_find_none(self, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create(lease="1")
+        assert sandboxes.found(resource)
+        nobodys = {**resource.marks, MARK_PREFIX + "operation": secrets.token_hex(8)}
+        assert sandboxes.find(sandboxes.name(), nobodys) is None
+        # By its marks alone it may be found, and no other sandbox in its place.
+        assert sandboxes.find(sandboxes.name(), resource.marks) in (None, resource)
+
+    def test_a_repeated_create_makes_no_second_sandbox(self, sandboxes: Sandboxes) -> None:
         resource = sandboxes.create(lease="first")
         sandboxes.run(resource, "echo kept > witness")
-        error = refused(ErrorKind.NAME_TAKEN, lambda: sandboxes.create(resource.name, lease="second"))
-        assert error.nothing_allocated
-        assert sandboxes.list() == {resource.resource_id}
-        assert sandboxes.provider.find(resource.name, {}, within=sandboxes.harness.within) == resource
+        if sandboxes.provider.capabilities.idempotent_create:
+            assert sandboxes.repeated(resource) == resource.resource_id
+        else:
+            error = refused(ErrorKind.NAME_TAKEN, lambda: sandboxes.create(resource.name, lease="second"))
+            assert error.nothing_allocated
+            assert error.kind in sandboxes.provider.capabilities.proves_no_allocation
+        assert sandboxes.lists(resource)
+        assert sandboxes.find(resource.name, resource.marks) == resource
         assert sandboxes.run(resource, "cat witness").stdout == b"kept\n"
 
     def test_the_name_of_a_stopped_sandbox_is_taken_too(self, sandboxes: Sandboxes) -> None:
@@ -314,56 +396,56 @@ class ProviderConformance:
         sandboxes.stop(resource)
         sandboxes.becomes(resource, Stopped)
         if sandboxes.provider.capabilities.idempotent_create:
-            assert sandboxes.create(resource.name).resource_id == resource.resource_id
+            assert sandboxes.repeated(resource) == resource.resource_id
         else:
             refused(ErrorKind.NAME_TAKEN, lambda: sandboxes.create(resource.name))
         assert isinstance(sandboxes.inspect(resource), Stopped)
 
-    def test_of_concurrent_creates_with_one_name_exactly_one_makes_a_sandbox(
+    def test_of_concurrent_creates_with_one_name_one_sandbox_comes(
         self, harness: Harness, sandboxes: Sandboxes
     ) -> None:
-        name = sandboxes.name()
+        name, marks = sandboxes.name(), sandboxes.marks_of()
         providers = [harness.provider() for _ in range(4)]
 
         def attempt(provider: AnyProvider) -> Created | ProviderError:
             try:
-                return sandboxes.create_at(provider, name)
+                return sandboxes.create_at(provider, name, marks)
             except ProviderError as error:
                 return error
 
         with ThreadPoolExecutor(len(providers)) as pool:
             answers = list(pool.map(attempt, providers))
-        created = [answer.resource.resource_id for answer in answers if isinstance(answer, Created)]
-        errors = {answer.kind for answer in answers if isinstance(answer, ProviderError)}
+        created = {answer.resource.resource_id: answer for answer in answers if isinstance(answer, Created)}
+        errors = [answer for answer in answers if isinstance(answer, ProviderError)]
+        assert len(created) == 1, answers
         if sandboxes.provider.capabilities.idempotent_create:
             # The others are answered what the first one is, or that it is still being made.
-            assert len(set(created)) == 1, answers
-            assert errors <= {ErrorKind.BUSY}
+            assert {error.kind for error in errors} <= {ErrorKind.BUSY}
         else:
-            assert len(created) == 1, answers
-            assert errors == {ErrorKind.NAME_TAKEN}
-        assert sandboxes.list() == set(created)
+            assert {error.kind for error in errors} == {ErrorKind.NAME_TAKEN}
+            assert len(errors) == len(providers) - 1
+        [one] = created.values()
+        sandboxes.running(one)
+        assert sandboxes.lists(one.resource)
 
-    def test_a_create_repeated_with_the_same_name_answers_the_same_sandbox(self, sandboxes: Sandboxes) -> None:
+    def test_a_create_that_is_repeated_when_its_sandbox_is_gone_makes_no_second_one(self, sandboxes: Sandboxes) -> None:
         if not sandboxes.provider.capabilities.idempotent_create:
-            pytest.skip("this provider refuses a name that exists")
+            pytest.skip("this provider refuses a name that exists, and frees it afterwards")
         first = sandboxes.create()
-        assert sandboxes.create(first.name) == first
-        assert sandboxes.list() == {first.resource_id}
         sandboxes.delete(first)
         sandboxes.becomes(first, Gone)
-        # Also afterwards: a reply that was lost and is asked for again must not become a second sandbox.
-        assert sandboxes.create(first.name).resource_id == first.resource_id
+        # A reply that was lost and is asked for again.
+        assert sandboxes.repeated(first) == first.resource_id
         assert isinstance(sandboxes.inspect(first), Gone)
-        assert sandboxes.list() == set()
+        assert sandboxes.lists()
 
     def test_an_unknown_name_is_not_found(self, sandboxes: Sandboxes) -> None:
-        assert sandboxes.provider.find(sandboxes.name(), {}, within=sandboxes.harness.within) is None
+        assert sandboxes.find(sandboxes.name(), {}) is None
 
     def test_a_name_is_found_exactly_and_never_by_a_part_of_it(self, sandboxes: Sandboxes) -> None:
         resource = sandboxes.create(f"{sandboxes.name()}-x")
         for other in (resource.name[:-1], resource.name[:-2], resource.name[1:], resource.name + "x"):
-            assert sandboxes.provider.find(other, {}, within=sandboxes.harness.within) is None
+            assert sandboxes.find(other, {}) is None
 
     def test_an_unknown_id_is_gone(self, sandboxes: Sandboxes) -> None:
         resource = sandboxes.create()
@@ -409,7 +491,7 @@ class ProviderConformance:
         resource = sandboxes.create(lease="7")
         sandboxes.stop(resource)
         sandboxes.becomes(resource, Stopped)
-        assert sandboxes.provider.find(resource.name, {}, within=sandboxes.harness.within) == resource
+        assert sandboxes.found(resource)
 
     def test_stop_ends_a_command_that_ignores_the_polite_signal(self, sandboxes: Sandboxes) -> None:
         resource, tag = sandboxes.create(), sandboxes.tag()
@@ -435,8 +517,8 @@ class ProviderConformance:
         sandboxes.delete(resource)
         sandboxes.becomes(resource, Gone)
         assert not sandboxes.harness.executes(resource, tag)
-        assert sandboxes.provider.find(resource.name, {}, within=sandboxes.harness.within) is None
-        assert sandboxes.list() == set()
+        assert until(lambda: sandboxes.find(resource.name, resource.marks) is None, sandboxes.harness.within)
+        assert sandboxes.lists()
 
     def test_deleting_a_stopped_sandbox_leaves_it_gone(self, sandboxes: Sandboxes) -> None:
         resource = sandboxes.create()
@@ -460,7 +542,7 @@ class ProviderConformance:
         with suppress(ProviderError):
             sandboxes.provider.stop(resource_id, grace=0.1, within=sandboxes.harness.within)
         assert isinstance(sandboxes.inspect(resource), Running)
-        assert sandboxes.list() == {resource.resource_id}
+        assert sandboxes.lists(resource)
 
     def test_delete_ends_a_command_that_ignores_the_polite_signal(self, sandboxes: Sandboxes) -> None:
         resource, tag = sandboxes.create(), sandboxes.tag()
@@ -472,7 +554,7 @@ class ProviderConformance:
 
     def test_a_name_is_free_after_delete_and_its_next_sandbox_is_another(self, sandboxes: Sandboxes) -> None:
         if sandboxes.provider.capabilities.idempotent_create:
-            pytest.skip("a create repeated with the same name answers the first one's sandbox, also when it is gone")
+            pytest.skip("a name is the key of an idempotent create here, and is never used twice")
         first = sandboxes.create()
         sandboxes.run(first, "echo old > note")
         sandboxes.delete(first)
@@ -484,6 +566,63 @@ class ProviderConformance:
         sandboxes.delete(first)
         refused(ErrorKind.NOT_FOUND, lambda: sandboxes.stop(first))
         assert isinstance(sandboxes.inspect(second), Running)
+
+    # Deadlines of the provider's own, and recovery.
+
+    def test_a_provider_says_for_how_long_a_sandbox_lives_and_extends_it(
+        self, harness: Harness, sandboxes: Sandboxes
+    ) -> None:
+        provider = sandboxes.provider
+        if not provider.capabilities.has_deadline:
+            resource = sandboxes.create()
+            assert provider.lifetime(sandboxes.config()) is None
+            assert resource.expires_at is None
+            refused(ErrorKind.REFUSED, lambda: provider.extend(resource.resource_id, 7200, within=harness.within))
+            return
+        config = harness.deadline_config_data(3600)
+        assert provider.lifetime(sandboxes.config(config)) == pytest.approx(3600, abs=60)
+        resource = sandboxes.running(sandboxes.create_at(provider, config=config))
+        first = sandboxes.becomes(resource, Running).resource.expires_at
+        assert first is not None
+        assert abs(first - _in(3600)) < timedelta(minutes=2)
+        extended = provider.extend(resource.resource_id, 7200, within=harness.within)
+        assert _in(7200) - timedelta(minutes=1) < extended < _in(7200) + timedelta(minutes=2)
+        again = sandboxes.becomes(resource, Running).resource.expires_at
+        assert again is not None
+        assert abs(again - extended) < timedelta(seconds=2)
+
+    def test_a_stopped_sandbox_is_kept_past_its_deadline(self, harness: Harness, sandboxes: Sandboxes) -> None:
+        provider = sandboxes.provider
+        if not provider.capabilities.has_deadline:
+            pytest.skip("this provider has no deadline of its own")
+        config = harness.deadline_config_data(3600)
+        resource = sandboxes.running(sandboxes.create_at(provider, config=config))
+        sandboxes.stop(resource)
+        assert sandboxes.becomes(resource, Stopped).resource.expires_at is None
+
+    def test_a_deadline_of_a_sandbox_that_is_gone_is_not_extended(self, harness: Harness, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create()
+        sandboxes.delete(resource)
+        sandboxes.becomes(resource, Gone)
+        with pytest.raises(ProviderError) as caught:
+            sandboxes.provider.extend(resource.resource_id, 7200, within=harness.within)
+        has_deadline = sandboxes.provider.capabilities.has_deadline
+        assert caught.value.kind is (ErrorKind.NOT_FOUND if has_deadline else ErrorKind.REFUSED)
+
+    def test_recovery_leaves_alone_what_needs_none(self, harness: Harness, sandboxes: Sandboxes) -> None:
+        resource, tag = sandboxes.create(), sandboxes.tag()
+        sandboxes.execute(resource, harness.daemon(tag))
+        assert sandboxes.executes(resource, tag)
+        try:
+            sandboxes.provider.recover(resource.resource_id, within=harness.within)
+        except ProviderError as error:
+            assert error.kind is ErrorKind.REFUSED, error
+        assert isinstance(sandboxes.inspect(resource), Running)
+        assert harness.executes(resource, tag)
+        sandboxes.stop(resource)
+        sandboxes.becomes(resource, Stopped)
+        refused(ErrorKind.REFUSED, lambda: sandboxes.provider.recover(resource.resource_id, within=harness.within))
+        assert isinstance(sandboxes.inspect(resource), Stopped)
 
     # Executing.
 
@@ -568,21 +707,16 @@ class ProviderConformance:
         with_other = Sandboxes(sandboxes.harness)
         try:
             foreign = with_other.create(lease="1")
-            assert sandboxes.list() == {running.resource_id, stopped.resource_id}
-            assert sandboxes.list(lease="1") == {running.resource_id}
-            assert sandboxes.list(lease="3") == set()
-            assert with_other.list() == {foreign.resource_id}
+            assert sandboxes.lists(running, stopped)
+            assert sandboxes.lists(running, lease="1")
+            assert sandboxes.lists(lease="3")
+            assert with_other.lists(foreign)
         finally:
             with_other.close()
-        listing = sandboxes.provider.list(sandboxes.marks, within=sandboxes.harness.within)
-        assert {resource.resource_id: resource for resource in listing.resources} == {
-            running.resource_id: running,
-            stopped.resource_id: stopped,
-        }
 
     # Bounds, threads, configuration, secrets.
 
-    @pytest.mark.parametrize("call", sorted(ALL_CALLS))
+    @pytest.mark.parametrize("call", sorted(ALL_CALLS | OPTIONAL_CALLS))
     def test_a_server_that_answers_a_byte_a_second_holds_nobody_beyond_the_bound(
         self, harness: Harness, sandboxes: Sandboxes, call: str
     ) -> None:
@@ -599,9 +733,13 @@ class ProviderConformance:
                 "delete": lambda: provider.delete(resource_id, within=bound),
                 "execute": lambda: provider.execute(resource_id, command, within=bound),
                 "list": lambda: provider.list(sandboxes.marks, within=bound),
+                "recover": lambda: provider.recover(resource_id, within=bound),
+                "extend": lambda: provider.extend(resource_id, 60, within=bound),
             }
             started = time.monotonic()
-            if call in harness.trickled_calls:
+            if call in OPTIONAL_CALLS and getattr(type(provider), call) is getattr(Provider, call):
+                refused(ErrorKind.REFUSED, calls[call])
+            elif call in harness.trickled_calls:
                 refused(ErrorKind.TIMEOUT, calls[call])
             else:
                 with suppress(ProviderError):
@@ -620,7 +758,7 @@ class ProviderConformance:
 
         with ThreadPoolExecutor(4) as pool:
             assert list(pool.map(life, range(4))) == [b"0", b"1", b"2", b"3"]
-        assert sandboxes.list() == set()
+        assert sandboxes.lists()
 
     @pytest.mark.parametrize("schema", ["Endpoint", "Config"])
     def test_a_configuration_that_does_not_fit_is_refused_by_the_name_of_its_field(
@@ -665,6 +803,8 @@ class ProviderConformance:
                 lambda: provider.delete(absent.resource_id, within=bound),
                 lambda: provider.execute(absent.resource_id, command, within=bound),
                 lambda: provider.list(sandboxes.marks, within=bound),
+                lambda: provider.recover(absent.resource_id, within=bound),
+                lambda: provider.extend(absent.resource_id, 60, within=bound),
             ]
             failures: list[ProviderError] = []
             for call in calls:

@@ -11,6 +11,8 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -96,6 +98,15 @@ class Conversation:
             if not HTTPStatus.OK <= response.status_code < HTTPStatus.MULTIPLE_CHOICES:
                 raise self._api.answered(response)
         return response
+
+
+def told_at(response: requests.Response) -> datetime:
+    """Return when a server says that it gave an answer (`Date`), or else this host's own time."""
+    try:
+        when = parsedate_to_datetime(response.headers["Date"])
+    except (KeyError, ValueError):
+        return datetime.now(UTC)
+    return when.replace(tzinfo=when.tzinfo or UTC)
 
 
 class HttpApi:

@@ -24,6 +24,13 @@ def text(answer: object, key: str) -> str:
     return value
 
 
+def elements(answer: object, what: str) -> list[Any]:
+    """Return a JSON list, or raise `PROTOCOL` naming what was expected."""
+    if not isinstance(answer, list):
+        raise not_understood(what)
+    return answer
+
+
 def word(value: object) -> str:
     """Return a text, or an empty one for anything else."""
     return value if isinstance(value, str) else ""

@@ -5,8 +5,10 @@ The table of docs/daytona.md is the test of `sighting`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from providers.contract import (
     Busy,
@@ -20,7 +22,7 @@ from providers.contract import (
     usable,
 )
 from providers.contract import Unknown as Unclear
-from providers.reading import marks, moment, not_understood, structure, text, word
+from providers.reading import carries, marks, moment, not_understood, structure, text, word
 
 TRANSITIONS = frozenset(
     {
@@ -46,15 +48,19 @@ class Sandbox:
     state: str
     desired: str
     error_reason: str
-    recoverable: bool
+    recoverable: bool | None
+    """What the service says; None where it does not."""
+    created: datetime | None
     auto_delete: float | None
+    has_deadline: bool
+    """Whether the service will destroy it at a time, also one that cannot be read."""
     toolbox_url: str
 
 
 def sandbox(answer: object) -> Sandbox:
     """Read a description, of a read by id, of an answer to a change, or of a list."""
     item = structure(answer, "a description of a sandbox")
-    interval = item.get("autoDeleteInterval")
+    interval, recoverable = item.get("autoDeleteInterval"), item.get("recoverable")
     return Sandbox(
         resource=usable(
             Resource(
@@ -69,8 +75,10 @@ def sandbox(answer: object) -> Sandbox:
         state=word(item.get("state")),
         desired=word(item.get("desiredState")),
         error_reason=word(item.get("errorReason")),
-        recoverable=item.get("recoverable") is True,
+        recoverable=recoverable if isinstance(recoverable, bool) else None,
+        created=moment(item.get("createdAt")),
         auto_delete=interval if isinstance(interval, int | float) and not isinstance(interval, bool) else None,
+        has_deadline=bool(item.get("autoDestroyAt")),
         toolbox_url=word(item.get("toolboxProxyUrl")),
     )
 
@@ -92,7 +100,7 @@ def sighting(seen: Sandbox) -> Sighting:
         return Busy(resource, state)
     agreeing = _AGREEING.get(state)
     if agreeing is None:
-        return Unclear(resource, _undecided(seen))
+        return Unclear(resource, _undecided(seen), recoverable=may_recover(seen))
     if desired not in agreeing:
         if desired in _DESIRED:
             return Busy(resource, f"{state}, to be {desired}")
@@ -107,10 +115,40 @@ def sighting(seen: Sandbox) -> Sighting:
             return Stopped(resource)
 
 
+def may_recover(seen: Sandbox) -> bool:
+    """Say whether the service offers to recover a sandbox from its error."""
+    return seen.state == "error" and seen.recoverable is True
+
+
+def cannot_recover(seen: Sandbox) -> bool:
+    """Say whether the service says that a sandbox in an error cannot be recovered, and so never starts again.
+
+    An older service does not say either; then nothing is concluded.
+    """
+    return seen.state in {"error", "build_failed"} and seen.recoverable is False
+
+
 def _undecided(seen: Sandbox) -> str:
     reason = f": {redact(seen.error_reason)}" if seen.error_reason else ""
     recoverable = ", recoverable" if seen.recoverable else ""
     return f"{seen.state or 'no state'}{recoverable}{reason}"
+
+
+def stays_after_stop(seen: Sandbox) -> bool:
+    """Say whether the service says that it does not delete a sandbox after a stop. Where it is silent, it may."""
+    return seen.auto_delete is not None and seen.auto_delete < 0
+
+
+def creation(name: str, marks: Mapping[str, str], listed: Iterable[Sandbox]) -> Resource | None:
+    """Return which of these is the sandbox that was created with this name and these marks, if any.
+
+    A fork inherits the marks; what was created is older than its forks, or still has a name that tells.
+    """
+    ours = [seen for seen in listed if seen.state != "destroyed" and carries(seen.resource, marks)]
+    renamed = re.compile(rf"(?:DESTROYED_)?{re.escape(name)}(?:_\d+)?")
+    never = datetime.max.replace(tzinfo=UTC)
+    first = min(ours, key=lambda seen: (not renamed.fullmatch(seen.resource.name), seen.created or never), default=None)
+    return first.resource if first else None
 
 
 def absence(resource_id: str, listed: Iterable[Sandbox], *, complete: bool) -> Sighting:

@@ -6,6 +6,7 @@ reads texts. Whatever it does not name is judged by its status alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import requests
@@ -13,7 +14,13 @@ import requests
 from providers.contract import ErrorKind, ProviderError
 from providers.failures import Answered, Call, by_status, json_body, told, wait
 
-_CHANGES = frozenset({Call.START, Call.STOP, Call.DELETE})
+_CHANGES = frozenset({Call.START, Call.RECOVER, Call.STOP, Call.DELETE, Call.EXTEND, Call.EXECUTE})
+_ROUTER = re.compile(r"cannot (?:get|post|put|patch|delete|head) /")
+"""What a server says that has no such route. It says nothing about a sandbox."""
+_QUOTA = re.compile(r"limit exceeded|exceeds maximum allowed|quota exceeded")
+"""A refusal about what the organisation may have, whatever its status: older servers give it the one of a wrong key."""
+_NO_MORE_DISK = "storage cannot be further expanded"
+"""The service gave a full sandbox all the space that it ever gives, and will not start it again."""
 
 
 def meaning(call: Call, answered: Answered, secret: str | None) -> ProviderError:
@@ -28,8 +35,13 @@ def meaning(call: Call, answered: Answered, secret: str | None) -> ProviderError
 
 def _kind(call: Call, status: int, message: str | None) -> ErrorKind:
     said = (message or "").lower()
-    if message is not None and status in {400, 409} and "state change in progress" in said:
-        return ErrorKind.BUSY
+    if message is not None:
+        if status in {400, 409} and "state change in progress" in said:
+            return ErrorKind.BUSY
+        if status in {400, 403} and _NO_MORE_DISK in said:
+            return ErrorKind.CANNOT_START if call is Call.START else ErrorKind.REFUSED
+        if status in {400, 403} and _QUOTA.search(said):
+            return ErrorKind.INVALID if call is Call.CREATE else ErrorKind.REFUSED
     plain = by_status(status)
     if plain is not None:
         return plain
@@ -37,16 +49,21 @@ def _kind(call: Call, status: int, message: str | None) -> ErrorKind:
         case 408:
             return ErrorKind.TIMEOUT
         # From here on, only what is in the service's own form: a reverse proxy's 404 says nothing about a sandbox.
-        case _ if message is None or said.startswith("cannot "):
+        case _ if message is None or _ROUTER.match(said):
             return ErrorKind.PROTOCOL
         case 409 if call is Call.CREATE:
             return ErrorKind.NAME_TAKEN if "already exists" in said else ErrorKind.REFUSED
         case 409:
             return ErrorKind.BUSY
+        case 404 if call is Call.CREATE:
+            return ErrorKind.INVALID
+        case 404 if "sandbox" in said and "not found" in said:
+            return ErrorKind.NOT_FOUND
+        # Of a region, a runner, a file: a sandbox that lacks one may well exist.
         case 404:
-            return ErrorKind.INVALID if call is Call.CREATE else ErrorKind.NOT_FOUND
+            return ErrorKind.REFUSED if call in _CHANGES else ErrorKind.PROTOCOL
         case 400 | 422:
-            return ErrorKind.REFUSED if call in _CHANGES or call is Call.EXECUTE else ErrorKind.INVALID
+            return ErrorKind.REFUSED if call in _CHANGES else ErrorKind.INVALID
     return ErrorKind.PROTOCOL
 
 

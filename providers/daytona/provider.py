@@ -6,10 +6,12 @@ Proof rests on these facts, each of which has cost somebody a sandbox that ran o
 - `stopped` and `archived` are proof where the desired state agrees, `destroyed` always, an error never.
 - **A 404 is not proof by itself.** A sandbox whose deletion was asked for and failed is hidden behind it and may
   execute for ever; only the list with `includeErroredDeleted` shows it. `inspect` answers `Gone` on a 404 only together
-  with such a list, read to its last page, that does not show the exact id. A list comes from an index that may lag by
-  seconds, so a single look is weaker than it should be: the rule of two such looks at least two minutes apart needs an
-  engine that remembers the first one, and does not exist yet. Without the complete list the answer is `Unknown`.
+  with such a list, read to its last page, that does not show the exact id, and `Unknown` without one. That list comes
+  from an index that lags and flaps, so such a `Gone` is not `stated`: it counts when two looks `absence_apart` seconds
+  apart agree, which is for the caller to see to.
 - Accepting a stop or a deletion is not finishing it, and "state change in progress" (409, formerly 400) is `BUSY`.
+- What the service does by itself to a stopped sandbox (auto-delete) or to any one (its deadline) would delete what a
+  stop is to keep: both are turned off, and seen to be off, before anything is stopped.
 
 What is asked for ends within its bound, over a session of its own, and is never repeated.
 """
@@ -17,8 +19,10 @@ What is asked for ends within its bound, over a session of its own, and is never
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -44,22 +48,20 @@ from providers.contract import (
 )
 from providers.daytona import answers, commands
 from providers.daytona.answers import Sandbox
-from providers.daytona.connection import api
+from providers.daytona.connection import api, is_jwt
 from providers.daytona.schemas import DaytonaConfig, DaytonaEndpoint
-from providers.failures import Call, translated
+from providers.failures import Call
 from providers.fields import safe_url
-from providers.http_api import Conversation
-from providers.reading import carrying, text
+from providers.http_api import Conversation, told_at
+from providers.reading import carries, carrying, elements, not_understood, text
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PAGE = 200
 _PAGES = 500
-_FIRST_LOOK = 0.05
-_LAST_LOOK = 1.0
 
 
 class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
-    """Sandboxes of one organisation. The secret is an API key that may write and delete sandboxes."""
+    """Sandboxes of one organisation. The secret is an API key that may write and delete sandboxes, or a user's JWT."""
 
     key = "daytona"
     label = "Daytona"
@@ -79,6 +81,11 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
         super().__init__(endpoint, secret)
         self._api = api(endpoint, secret)
 
+    @classmethod
+    def lifetime(cls, config: DaytonaConfig) -> float | None:
+        """The service counts whole minutes, and knows no deadline under one."""
+        return float(config.lifetime_seconds) if config.lifetime_seconds and config.ttl_minutes else None
+
     def identify(self, *, within: float) -> str:
         """Return the organisation that the service says the key belongs to: another key of it is the same account.
 
@@ -86,9 +93,10 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
         """
         expected = self.endpoint.organization_id
         with self._api.conversation(Call.IDENTIFY, within) as conversation:
-            key = conversation.ask("GET", "/api-keys/current")
-            if isinstance(key, dict) and key.get("organizationId") is None and expected is not None:
-                # A server that does not say it: one that lets this key read this organisation means the same.
+            # A user's JWT belongs to no organisation: one that it lets us read is the one that we act for.
+            key = None if is_jwt(self.secret) else conversation.ask("GET", "/api-keys/current")
+            if expected is not None and (key is None or (isinstance(key, dict) and key.get("organizationId") is None)):
+                # Likewise a server that does not say whose a key is.
                 organization = text(conversation.ask("GET", f"/organizations/{expected}"), "id")
             else:
                 organization = text(key, "organizationId")
@@ -96,38 +104,24 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
         return f"daytona {organization}"
 
     def create(self, name: str, marks: Mapping[str, str], config: DaytonaConfig, *, within: float) -> Created:
-        """Create a sandbox and wait until it has started, which may include building an image.
-
-        Raises `TIMEOUT` where that takes longer than the bound, and `REFUSED` where it ends in an error: in both a
-        sandbox exists, under this name.
-        """
+        """Ask for a sandbox and answer with its id, whatever else the service says of it: `inspect` has the rest."""
         require_name(name)
         with self._api.conversation(Call.CREATE, within) as conversation:
             seen = self._read(conversation.ask("POST", "/sandbox", body=_creation(name, marks, config)))
-            look = _FIRST_LOOK
-            # From here on something is allocated, whatever fails.
-            while isinstance(sighting := answers.sighting(seen), Busy):
-                with translated(Call.CREATE, conversation.deadline):
-                    conversation.deadline.pause(look)
-                look = min(2 * look, _LAST_LOOK)
-                seen = self._started(conversation, seen.resource.resource_id)
-        if not isinstance(sighting, Running):
-            raise ProviderError(ErrorKind.REFUSED, f"created, but {_summary(sighting)}")
-        return Created(seen.resource)
+        return Created(seen.resource, ready=isinstance(answers.sighting(seen), Running))
 
-    def find(self, name: str, marks: Mapping[str, str], *, within: float) -> Resource | None:  # noqa: ARG002 - to come
-        """One whose deletion was asked for has lost its name already, and is not found by it."""
-        if not is_name(name):
-            return None
+    def find(self, name: str, marks: Mapping[str, str], *, within: float) -> Resource | None:
+        """Look by the name, and, because a deletion frees it, by the marks: also among errored and deleted ones.
+
+        Without marks it goes by the name alone. One that has the name and not the marks is answered only where no
+        other one carries them.
+        """
         with self._api.conversation(Call.FIND, within) as conversation:
-            try:
-                seen = self._read(conversation.ask("GET", f"/sandbox/{name}"))
-            except ProviderError as error:
-                if error.kind is not ErrorKind.NOT_FOUND:
-                    raise
-                return None
-        # The path also takes ids.
-        return seen.resource if seen.resource.name == name else None
+            named = self._named(conversation, name) if is_name(name) else None
+            if not marks or (named is not None and carries(named, marks)):
+                return named
+            listed, _ = self._listed(conversation, {"labels": json.dumps(dict(marks))})
+        return answers.creation(name, marks, listed) or named
 
     def inspect(self, resource_id: str, *, within: float) -> Sighting:
         """A read may be answered from a cache that is at most ten seconds old and forgotten at every change.
@@ -145,11 +139,15 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
         return answers.absence(resource_id, listed, complete=complete)
 
     def start(self, resource_id: str, *, within: float) -> None:
-        """A paused sandbox goes on where it was. One in a recoverable error is recovered, which starts it."""
+        """A paused sandbox goes on where it was. One in a recoverable error is recovered, which starts it.
+
+        Raises `CANNOT_START` for an error that the service says cannot be recovered, and where it says that it gives
+        a full sandbox no more space.
+        """
         _require_id(resource_id)
         with self._api.conversation(Call.START, within) as conversation:
             seen = self._look(conversation, resource_id)
-            if seen.state == "error" and seen.recoverable:
+            if answers.may_recover(seen):
                 self._change(conversation, resource_id, "/recover")
                 return
             match answers.sighting(seen):
@@ -157,14 +155,31 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
                     return
                 case Stopped():
                     self._change(conversation, resource_id, "/start")
+                case other if answers.cannot_recover(seen):
+                    raise ProviderError(ErrorKind.CANNOT_START, f"the sandbox is {_summary(other)}")
+                case other:
+                    raise _unfit(other)
+
+    def recover(self, resource_id: str, *, within: float) -> None:
+        """A repair that the service offers for some errors, a full disk among them. One that runs needs none."""
+        _require_id(resource_id)
+        with self._api.conversation(Call.RECOVER, within) as conversation:
+            seen = self._look(conversation, resource_id)
+            if answers.may_recover(seen):
+                self._change(conversation, resource_id, "/recover")
+                return
+            match answers.sighting(seen):
+                case Running():
+                    return
                 case other:
                     raise _unfit(other)
 
     def stop(self, resource_id: str, *, grace: float, within: float) -> None:
         """The service has a grace period of its own; without any grace it is told to use force.
 
-        One that the service would delete after a stop is told not to first: stopping an ephemeral one *is* deleting it.
-        Raises `REFUSED` for one in an error, which the service cannot stop, and may still execute.
+        What would delete it (auto-delete, and the service's deadline) is turned off first, also for one that is
+        stopped already: stopping an ephemeral sandbox *is* deleting it. Raises `REFUSED` where the service keeps to
+        either, and for one in an error, which it cannot stop, and which may still execute.
         """
         _require_id(resource_id)
         with self._api.conversation(Call.STOP, within) as conversation:
@@ -175,19 +190,56 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
                     query = {} if grace > 0 else {"force": "true"}
                     self._change(conversation, resource_id, "/stop", query)
                 case Stopped():
-                    return
+                    self._keep(conversation, seen)
                 case other:
                     raise _unfit(other)
 
     def delete(self, resource_id: str, *, within: float) -> None:
-        """A 404 means that there is nothing to ask for, perhaps because the last deletion failed: see `inspect`."""
+        """A 404 means that there is nothing to ask for, perhaps because the last deletion failed: see `inspect`.
+
+        Raises `REFUSED` for one that was forked: its forks have to be deleted first, and are never deleted here, for
+        we made none of them, and somebody may need them.
+        """
         _require_id(resource_id)
         with self._api.conversation(Call.DELETE, within) as conversation:
             try:
                 conversation.ask("DELETE", f"/sandbox/{resource_id}")
             except ProviderError as error:
+                if error.kind is ErrorKind.REFUSED and "fork children" in error.excerpt:
+                    raise self._forked(conversation, resource_id, error) from None
                 if error.kind is not ErrorKind.NOT_FOUND:
                     raise
+
+    def extend(self, resource_id: str, seconds: float, *, within: float) -> datetime:
+        """Set the service's deadline in whole minutes, by its own clock; one that is late enough is left as it is.
+
+        Raises `REFUSED` where the service keeps to an earlier one (an organisation may have a longest life of its
+        sandboxes), and for a stopped sandbox without a deadline: that is how a stop left it, for its files' sake.
+        """
+        _require_id(resource_id)
+        with self._api.conversation(Call.EXTEND, within) as conversation:
+            response = conversation.request("GET", f"/sandbox/{resource_id}")
+            seen = self._the(resource_id, conversation.read(response))
+            sighting = answers.sighting(seen)
+            if isinstance(sighting, Gone):
+                raise _unfit(sighting)
+            if isinstance(sighting, Stopped) and not seen.has_deadline:
+                raise ProviderError(ErrorKind.REFUSED, "the sandbox is stopped, and kept without a deadline")
+            wanted = told_at(response) + timedelta(seconds=seconds)
+            if _reaches(seen, wanted):
+                return _deadline(seen)
+            # The service counts from now; one that counts from the creation, as it does for a new sandbox, is told so.
+            for since in (told_at(response), seen.created):
+                if since is None:
+                    continue
+                minutes = max(1, math.ceil((wanted - since).total_seconds() / 60))
+                seen = self._change(conversation, resource_id, f"/ttl/{minutes}")
+                if _reaches(seen, wanted):
+                    return _deadline(seen)
+        ends = seen.resource.expires_at
+        raise ProviderError(
+            ErrorKind.REFUSED, f"the service keeps its deadline at {ends.isoformat() if ends else 'an unknown time'}"
+        )
 
     def execute(self, resource_id: str, command: Command, *, within: float) -> Execution:
         """Needs a few programs in the image. See `providers.daytona.commands`."""
@@ -208,33 +260,56 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
         existing = (seen.resource for seen in listed if seen.state != "destroyed")
         return Listing(carrying(existing, marks), complete=complete)
 
+    def _named(self, conversation: Conversation, name: str) -> Resource | None:
+        try:
+            seen = self._read(conversation.ask("GET", f"/sandbox/{name}"))
+        except ProviderError as error:
+            if error.kind is not ErrorKind.NOT_FOUND:
+                raise
+            return None
+        # The path also takes ids.
+        return seen.resource if seen.resource.name == name else None
+
     def _look(self, conversation: Conversation, resource_id: str) -> Sandbox:
-        seen = self._read(conversation.ask("GET", f"/sandbox/{resource_id}"))
+        return self._the(resource_id, conversation.ask("GET", f"/sandbox/{resource_id}"))
+
+    def _the(self, resource_id: str, answer: object) -> Sandbox:
+        seen = self._read(answer)
         if seen.resource.resource_id != resource_id:
             # The path also takes names, and this is another sandbox whose name is our id.
             raise ProviderError(ErrorKind.PROTOCOL, "not understood: a description of another sandbox")
         return seen
 
-    def _started(self, conversation: Conversation, resource_id: str) -> Sandbox:
+    def _forked(self, conversation: Conversation, resource_id: str, refusal: ProviderError) -> ProviderError:
+        """Say which forks are in the way of a deletion, or only that some are where the service does not tell."""
         try:
-            return self._look(conversation, resource_id)
-        except ProviderError as error:
-            # Of a creation these would say something else: that nothing was made, or that the request is wrong.
-            if error.kind in {ErrorKind.INVALID, ErrorKind.NAME_TAKEN, ErrorKind.NOT_FOUND}:
-                raise ProviderError(ErrorKind.REFUSED, f"created, but then {error.excerpt}") from None
-            raise
+            forks = [
+                text(item, "id") for item in elements(conversation.ask("GET", f"/sandbox/{resource_id}/forks"), "forks")
+            ]
+        except ProviderError:
+            return refusal
+        number = "1 fork" if len(forks) == 1 else f"{len(forks)} forks"
+        return ProviderError(
+            ErrorKind.REFUSED, f"{number} of this sandbox must be deleted first: {', '.join(sorted(forks))}"
+        )
 
     def _change(
         self, conversation: Conversation, resource_id: str, path: str, query: Mapping[str, str] | None = None
     ) -> Sandbox:
-        return self._read(conversation.ask("POST", f"/sandbox/{resource_id}{path}", query=query))
+        return self._the(resource_id, conversation.ask("POST", f"/sandbox/{resource_id}{path}", query=query))
 
     def _keep(self, conversation: Conversation, seen: Sandbox) -> None:
-        """See to it that a stop leaves the files."""
-        if seen.auto_delete is not None and seen.auto_delete >= 0:
-            seen = self._change(conversation, seen.resource.resource_id, "/autodelete/-1")
-            if seen.auto_delete is None or seen.auto_delete >= 0:
-                raise ProviderError(ErrorKind.REFUSED, "the sandbox would be deleted after a stop, and keeps to it")
+        """See to it that a stop leaves the files, for as long as nobody deletes them."""
+        resource_id = seen.resource.resource_id
+        if not answers.stays_after_stop(seen):
+            seen = self._change(conversation, resource_id, "/autodelete/-1")
+        if seen.has_deadline:
+            seen = self._change(conversation, resource_id, "/ttl/0")
+        # The last answer speaks for both.
+        if not answers.stays_after_stop(seen):
+            raise ProviderError(ErrorKind.REFUSED, "the sandbox would be deleted after a stop, and keeps to it")
+        if seen.has_deadline:
+            raise ProviderError(ErrorKind.REFUSED, "the service would destroy the sandbox at a time, and keeps to it")
 
     def _listed(self, conversation: Conversation, query: Mapping[str, str]) -> tuple[tuple[Sandbox, ...], bool]:
         """Read a list to its end. The second value is false where that was not reached."""
@@ -291,6 +366,16 @@ def _unfit(sighting: Sighting) -> ProviderError:
         case Busy():
             return ProviderError(ErrorKind.BUSY, f"state change in progress: {sighting.transition}")
     return ProviderError(ErrorKind.REFUSED, f"the sandbox is {_summary(sighting)}")
+
+
+def _reaches(seen: Sandbox, wanted: datetime) -> bool:
+    return seen.resource.expires_at is not None and seen.resource.expires_at >= wanted
+
+
+def _deadline(seen: Sandbox) -> datetime:
+    if seen.resource.expires_at is None:
+        raise not_understood("the deadline of a sandbox")
+    return seen.resource.expires_at
 
 
 def _summary(sighting: Sighting) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from email.message import Message
+from email.utils import formatdate
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -307,7 +308,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         phrase = HTTPStatus(answer.status).phrase if answer.status in set(HTTPStatus) else "Whatever"
         lines = [f"HTTP/1.1 {answer.status} {phrase}"]
-        lines += [f"{name}: {value}" for name, value in answer.headers.items()]
+        headers = {"Date": formatdate(rehearsal.world.clock(), usegmt=True), **answer.headers}
+        lines += [f"{name}: {value}" for name, value in headers.items()]
         if answer.status != HTTPStatus.NO_CONTENT:
             lines.append(f"Content-Length: {len(answer.body)}")
         data = "\r\n".join([*lines, "", ""]).encode() + answer.body

@@ -52,6 +52,8 @@ def _used(server: Any, request: Request) -> Answer:
 
 
 def _key(server: Any, request: Request) -> Answer:  # noqa: ARG001
+    if is_jwt(request.key):
+        raise Refused(403, "Authenticate with an API key to use this endpoint")
     return in_json(
         {
             "name": "rehearsal",
@@ -144,6 +146,11 @@ _ROUTES: tuple[Route, ...] = (
 )
 
 
+def is_jwt(key: str) -> bool:
+    """Say whether what was registered as a key stands for a user's JWT."""
+    return key.startswith("eyJ") and key.count(".") == 2  # noqa: PLR2004
+
+
 class Rehearsal(rehearsing.Rehearsal[World]):
     """The service on a port of its own. A key is let in as the bearer; its account is an organisation."""
 
@@ -162,6 +169,8 @@ class Rehearsal(rehearsing.Rehearsal[World]):
         organization = self.world.keys.get(key) if scheme == "Bearer" else None
         if organization is None:
             raise Refused(401, "Invalid credentials")
+        if is_jwt(key) and headers.get("X-Daytona-Organization-ID") != organization:
+            raise Refused(403, "Forbidden resource")
         return key, organization
 
     def refusal(self, path: str, error: Refused) -> Answer:

@@ -287,7 +287,7 @@ class World(rehearsing.World[Box]):
         if box.state not in _DELETABLE:
             raise Refused(409, "Sandbox state change in progress")
         if self._children(box):
-            raise Refused(400, "Sandbox has active fork children. Delete them first.")
+            raise Refused(400, "Cannot delete sandbox which has active fork children. The forks must be deleted first.")
         # The name is free from here on, whatever becomes of the rest.
         box.name = f"DESTROYED_{box.name}_{int(self.clock() * 1000)}"
         self._go(box, ["destroying", "destroyed"], outcome)

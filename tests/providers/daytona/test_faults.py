@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,75 +11,22 @@ from typing import Any
 import pytest
 
 from providers.contract import (
-    MARK_INSTALLATION,
     Busy,
     Command,
     Ended,
     ErrorKind,
     Gone,
-    ProviderError,
     Running,
     Stopped,
     Unknown,
 )
 from providers.daytona import DaytonaProvider, provider
-from providers.daytona.rehearsal import Fault, Kind, Rehearsal, rehearsing
+from providers.daytona.rehearsal import Fault, Kind, Rehearsal
 from providers.daytona.schemas import DaytonaConfig, DaytonaEndpoint
+from tests.providers.daytona.conftest import KEY, MARKS, WITHIN, Clock, busy_with_work, refused
 
-WITHIN = 20.0
-KEY = "rehearsed-key"
-MARKS = {MARK_INSTALLATION: "daytona-tests"}
 ABSENT = "00000000-0000-4000-8000-000000000000"
 IN_PROGRESS = "Sandbox state change in progress"
-
-
-class Clock:
-    """Time that a test owns."""
-
-    def __init__(self) -> None:
-        self.now = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def server(clock: Clock) -> Iterator[Rehearsal]:
-    """A service whose transitions take no time, unless a test says otherwise."""
-    with rehearsing(clock=clock, transition=0.0) as server:
-        server.world.add_key(KEY)
-        yield server
-
-
-@pytest.fixture
-def daytona(server: Rehearsal) -> DaytonaProvider:
-    return DaytonaProvider(DaytonaEndpoint(url=server.url), KEY)
-
-
-@pytest.fixture
-def create(daytona: DaytonaProvider) -> Callable[..., str]:
-    def create(name: str = "box", **config: Any) -> str:
-        return daytona.create(name, MARKS, DaytonaConfig(**config), within=WITHIN).resource.resource_id
-
-    return create
-
-
-def busy_with_work(daytona: DaytonaProvider, server: Rehearsal, sandbox: str) -> None:
-    """Start a daemon in a sandbox."""
-    script = "(setsid sleep 5000 </dev/null >/dev/null 2>&1 &) ; exit 0"
-    daytona.execute(sandbox, Command(("sh", "-c", script), timeout=5), within=WITHIN)
-    assert server.world.executing(sandbox)
-
-
-def refused(call: Callable[[], object]) -> ProviderError:
-    with pytest.raises(ProviderError) as caught:
-        call()
-    return caught.value
 
 
 CALLS: dict[str, Callable[[DaytonaProvider, str, float], Any]] = {
@@ -269,21 +216,6 @@ def test_an_errored_sandbox_is_not_stopped_and_can_be_deleted(
     assert not server.world.executing(sandbox)
 
 
-@pytest.mark.parametrize("recoverable", [True, False])
-def test_a_start_recovers_what_can_be_recovered(
-    server: Rehearsal, daytona: DaytonaProvider, create: Callable[..., str], *, recoverable: bool
-) -> None:
-    sandbox = create()
-    server.world.fail(sandbox, recoverable=recoverable)
-    if recoverable:
-        daytona.start(sandbox, within=WITHIN)
-        assert isinstance(daytona.inspect(sandbox, within=WITHIN), Running)
-    else:
-        assert refused(lambda: daytona.start(sandbox, within=WITHIN)).kind is ErrorKind.REFUSED
-    assert (("recover", sandbox) in server.asked) == recoverable
-    assert ("start", sandbox) not in server.asked
-
-
 def test_a_stop_that_ends_in_an_error_proves_nothing(
     server: Rehearsal, daytona: DaytonaProvider, create: Callable[..., str]
 ) -> None:
@@ -304,22 +236,17 @@ def test_a_stop_that_ends_in_an_error_proves_nothing(
         Fault("create", Kind.LOST),
         Fault("create", Kind.ANSWER, status=502, effect=True),
         Fault("create", Kind.ANSWER, status=400, effect=True),
-        Fault("create", Kind.ERROR),
-        Fault("get", Kind.ANSWER, times=9, status=404),
-        Fault("get", Kind.ANSWER, times=9, status=409, message="already exists"),
+        Fault("create", Kind.ANSWER, status=408, effect=True),
     ],
-    ids=["lost", "502", "400", "error", "then 404", "then 409"],
+    ids=["lost", "502", "400", "408"],
 )
 def test_a_creation_that_fails_after_its_effect_claims_nothing_and_is_found(
     server: Rehearsal, daytona: DaytonaProvider, fault: Fault
 ) -> None:
-    if fault.call == "get":
-        server.will(Fault("create", Kind.STUCK))
     server.will(fault)
     error = refused(lambda: daytona.create("box", MARKS, DaytonaConfig(), within=WITHIN))
     assert error.kind is not ErrorKind.NAME_TAKEN
     assert not error.nothing_allocated
-    server.world.script.clear()
     found = daytona.find("box", {}, within=WITHIN)
     assert found is not None
     assert dict(found.marks) == MARKS
@@ -327,16 +254,30 @@ def test_a_creation_that_fails_after_its_effect_claims_nothing_and_is_found(
     assert (again.kind, again.nothing_allocated) == (ErrorKind.NAME_TAKEN, True)
 
 
-def test_a_creation_that_takes_longer_than_its_bound_is_found_and_never_repeated(
-    server: Rehearsal, daytona: DaytonaProvider
+@pytest.mark.parametrize("kind", [Kind.STUCK, Kind.ERROR, Kind.DISK_FULL])
+def test_a_creation_answers_its_id_whatever_becomes_of_it(
+    server: Rehearsal, daytona: DaytonaProvider, kind: Kind
 ) -> None:
-    server.will(Fault("create", Kind.STUCK))
-    error = refused(lambda: daytona.create("box", MARKS, DaytonaConfig(), within=0.5))
-    assert (error.kind, error.nothing_allocated) == (ErrorKind.TIMEOUT, False)
-    assert [call for call, _ in server.asked].count("create") == 1
-    found = daytona.find("box", {}, within=WITHIN)
-    assert found is not None
-    assert isinstance(daytona.inspect(found.resource_id, within=WITHIN), Busy)
+    server.will(Fault("create", kind))
+    created = daytona.create("box", MARKS, DaytonaConfig(), within=WITHIN)
+    assert not created.ready
+    assert server.asked == [("create", "")]
+    assert daytona.find("box", {}, within=WITHIN) == created.resource
+    seen = daytona.inspect(created.resource.resource_id, within=WITHIN)
+    assert isinstance(seen, Busy if kind is Kind.STUCK else Unknown)
+
+
+def test_a_creation_that_takes_its_time_runs_later(server: Rehearsal, daytona: DaytonaProvider, clock: Clock) -> None:
+    server.world.transition = 30.0
+    created = daytona.create("box", MARKS, DaytonaConfig(image="debian:12"), within=WITHIN)
+    assert not created.ready
+    sandbox = created.resource.resource_id
+    states = []
+    while not isinstance(seen := daytona.inspect(sandbox, within=WITHIN), Running):
+        assert isinstance(seen, Busy)
+        states.append(seen.transition)
+        clock.now += 30
+    assert states == ["pending_build", "building_snapshot", "creating", "starting"]
 
 
 @pytest.mark.parametrize(("seconds", "minutes"), [(None, None), (59, None), (60, 1), (150, 2)])
@@ -375,31 +316,6 @@ def test_resources_beside_a_snapshot_are_dropped(server: Rehearsal, create: Call
     body = server.world.boxes[create(snapshot="base", cpu=2)].body
     assert body["snapshot"] == "base"
     assert "cpu" not in body
-
-
-# Stopping what would be deleted by it.
-
-
-@pytest.mark.parametrize("interval", [0, 5])
-def test_a_stop_keeps_the_files_of_a_sandbox_that_would_be_deleted_after_it(
-    server: Rehearsal, daytona: DaytonaProvider, create: Callable[..., str], interval: int
-) -> None:
-    sandbox = create()
-    server.world.change(server.world.keys[KEY], sandbox, "auto_delete", interval)
-    daytona.stop(sandbox, grace=1, within=WITHIN)
-    assert isinstance(daytona.inspect(sandbox, within=WITHIN), Stopped)
-    assert server.world.boxes[sandbox].auto_delete == -1
-
-
-def test_an_ephemeral_sandbox_that_stays_so_is_not_stopped(
-    server: Rehearsal, daytona: DaytonaProvider, create: Callable[..., str]
-) -> None:
-    sandbox = create()
-    server.world.change(server.world.keys[KEY], sandbox, "auto_delete", 0)
-    server.will(Fault("autodelete", Kind.ANSWER, status=400))
-    assert refused(lambda: daytona.stop(sandbox, grace=1, within=WITHIN)).kind is ErrorKind.REFUSED
-    assert ("stop", sandbox) not in server.asked
-    assert isinstance(daytona.inspect(sandbox, within=WITHIN), Running)
 
 
 # Failures of any call.

@@ -15,8 +15,7 @@ from providers.conformance import AnyProvider, Harness, ProviderConformance
 from providers.contract import Resource
 from providers.daytona.rehearsal import Fault, Kind, Rehearsal, rehearsing
 from providers.registry import open_provider
-
-KEY = "rehearsed-key"
+from tests.providers.daytona.conftest import KEY
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +47,9 @@ class DaytonaHarness(Harness):
 
     def config_data(self) -> dict[str, Any]:
         return {}
+
+    def deadline_config_data(self, seconds: int) -> dict[str, Any]:
+        return {"lifetime_seconds": seconds}
 
     def secret(self) -> str | None:
         return KEY

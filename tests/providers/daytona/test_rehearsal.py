@@ -11,17 +11,9 @@ import pytest
 import requests
 
 from providers.daytona.rehearsal import Fault, Kind, Rehearsal, rehearsing
+from tests.providers.daytona.conftest import KEY, Clock
 
-KEY = "rehearsed-key"
 DAY = 24 * 3600
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Client:
@@ -49,11 +41,6 @@ class Client:
         status, page = self("GET", "/sandbox", params=query)
         assert status == 200
         return [(item["name"], item["state"]) for item in page["items"]]
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

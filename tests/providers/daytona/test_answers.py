@@ -15,7 +15,7 @@ from providers.failures import Answered, Call
 from providers.registry import ConfigurationError, validate
 from tests.tables import rows_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "daytona.md"
+PAGE = Path(__file__).parents[3] / "docs" / "daytona.md"
 ID = "00000000-0000-4000-8000-000000000001"
 KNOWN = {"started", "stopped", "paused", "archived", "resized", "destroyed"}
 UNCLEAR: set[str | None] = {None, "", "hibernated"}
@@ -144,7 +144,14 @@ def test_a_list_with_a_gap_is_no_list(answer: object) -> None:
         ("stop", 409, "Sandbox was modified by another operation", ErrorKind.BUSY),
         ("stop", 400, "Sandbox state change in progress", ErrorKind.BUSY),
         ("stop", 400, "Sandbox is not started", ErrorKind.REFUSED),
-        ("delete", 400, "Sandbox has active fork children", ErrorKind.REFUSED),
+        ("delete", 400, "Cannot delete sandbox which has active fork children.", ErrorKind.REFUSED),
+        ("delete", 404, "Cannot DELETE /api/sandbox/x", ErrorKind.PROTOCOL),
+        ("inspect", 404, "Region not found", ErrorKind.PROTOCOL),
+        ("recover", 404, "Sandbox with ID x does not have a runner", ErrorKind.REFUSED),
+        ("recover", 400, "Sandbox is not in a recoverable state", ErrorKind.REFUSED),
+        ("extend", 400, "TTL cannot be disabled", ErrorKind.REFUSED),
+        ("create", 403, "CPU request 9 exceeds maximum allowed per sandbox (4).", ErrorKind.INVALID),
+        ("create", 403, "Region us is not available to the organization", ErrorKind.AUTHORISATION),
         ("delete", 404, "Sandbox not found", ErrorKind.NOT_FOUND),
         ("delete", 404, None, ErrorKind.PROTOCOL),
         ("inspect", 404, "Cannot GET /api/sandbox/x", ErrorKind.PROTOCOL),
