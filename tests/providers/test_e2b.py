@@ -54,6 +54,9 @@ class E2BHarness(Harness):
     def config_data(self) -> dict[str, Any]:
         return {}
 
+    def deadline_config_data(self, seconds: int) -> dict[str, Any]:
+        return {"lifetime_seconds": seconds}
+
     def secret(self) -> str | None:
         return KEY
 
