@@ -10,6 +10,7 @@ from typing import Any
 
 from django.db import connection, transaction
 
+from leases import proof
 from leases.models import Obligation
 
 _PER_KIND = """
@@ -19,15 +20,16 @@ SELECT kind,
        count(*) FILTER (WHERE attempt_id IS NULL AND due_at > now() AND failures + busy_count > 0) AS cooling,
        count(*) FILTER (WHERE due_at <= now()) AS due,
        count(*) FILTER (WHERE escalated_at IS NOT NULL) AS escalated,
-       count(*) FILTER (WHERE quiet <> '') AS quiet,
+       count(*) FILTER (WHERE quiet NOT IN ('', 'waiting')) AS quiet,
+       count(*) FILTER (WHERE quiet = 'waiting') AS waiting,
        min(owed_since) AS oldest,
        min(due_at) FILTER (WHERE attempt_id IS NULL) AS next_due
   FROM leases_obligation WHERE closed_at IS NULL GROUP BY kind
 """
 
 _QUIET = """
-SELECT kind, quiet, count(*) FROM leases_obligation WHERE closed_at IS NULL AND quiet <> '' GROUP BY kind, quiet
-ORDER BY kind, quiet
+SELECT kind, quiet, count(*) FROM leases_obligation WHERE closed_at IS NULL AND quiet NOT IN ('', 'waiting')
+GROUP BY kind, quiet ORDER BY kind, quiet
 """
 
 _ACCOUNTS = """
@@ -38,7 +40,8 @@ SELECT a.id, a.name, a.provider, a.circuit, a.blocked_until, count(o.id)
  GROUP BY a.id ORDER BY a.name
 """
 
-_UNVERIFIED = "SELECT count(*) FROM leases_obligation WHERE closed_as = 'unverified'"
+DEBTS_SHOWN = 10
+"""Debts without proof that a report names, the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,9 @@ class KindReport:
     due: int = 0
     escalated: int = 0
     quiet: int = 0
+    """Needs a person."""
+    waiting: int = 0
+    """Woken when what it waits for ends; nothing to decide."""
     oldest: datetime | None = None
     next_due: datetime | None = None
     quiet_because: dict[str, int] = field(default_factory=dict)
@@ -63,7 +69,9 @@ class Report:
     kinds: tuple[KindReport, ...]
     blocked_accounts: tuple[dict[str, Any], ...]
     unverified: int
-    """Obligations that an operator ended without proof: the debt that stays visible."""
+    """Obligations that an operator ended and that nothing proved since: the debt that stays visible."""
+    debts: tuple[dict[str, Any], ...]
+    """The newest of these."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -92,10 +100,21 @@ def owed() -> Report:
             }
             for pk, name, provider, circuit, until, count in cursor.fetchall()
         )
-        cursor.execute(_UNVERIFIED)
-        (unverified,) = cursor.fetchone()
+        unproven = proof.unproven()
+        unverified = unproven.count()
+        debts = tuple(
+            {
+                "obligation": row.pk,
+                "kind": row.kind,
+                "lease": str(row.lease_id) if row.lease_id else None,
+                "operation": str(row.operation_id) if row.operation_id else None,
+                "run": str(row.run_id) if row.run_id else None,
+                "closed_at": row.closed_at,
+            }
+            for row in unproven.order_by("-closed_at")[:DEBTS_SHOWN]
+        )
     kinds = tuple(rows.get(kind, KindReport(kind)) for kind in Obligation.Kind.values)
-    return Report(at, kinds, blocked, unverified)
+    return Report(at, kinds, blocked, unverified, debts)
 
 
 @contextmanager

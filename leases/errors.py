@@ -50,5 +50,11 @@ class AdmissionClosed(LeaseError):
     code = "admission_closed"
 
 
+class DecisionRefused(LeaseError):
+    """What was found, or where the row stands, does not allow what an operator decided. Nothing was written."""
+
+    code = "decision_refused"
+
+
 class WorkFailed(LeaseError):
     """The provider could not run the work. `code` is the provider's error kind."""

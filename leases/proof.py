@@ -1,21 +1,25 @@
 """What counts as proof that execution in a lease's sandbox ended. The one reader of receipts that decides anything.
 
 A receipt proves the epoch that it names, and nothing while a start of its sandbox is pending: whether that start was
-done is then not known (design 4, *Epochs*). The start is journalled under the lock of the lease that is read here.
+done is then not known (design 4, *Epochs*). The start is journalled under the lock of the lease that is read here. Nor
+does one prove anything that is older than the end of a start which an operator ended unverified: that opens no gate.
 """
 
 from __future__ import annotations
 
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 
-from leases.models import Lease, Operation, Receipt
+from leases.models import Lease, Obligation, Operation, Receipt
 
 
 def receipts(lease: Lease) -> QuerySet[Receipt]:
     """Return the receipts that prove, as of now, that execution in this lease's epoch ended."""
+    unknown = Q(state=Operation.State.PENDING) | Q(
+        state=Operation.State.UNVERIFIED, resolved_at__gte=OuterRef("confirmed_at")
+    )
     starting = Operation.objects.filter(
+        unknown,
         kind=Operation.Kind.START,
-        state=Operation.State.PENDING,
         account_id=OuterRef("account_id"),
         resource_id=OuterRef("resource_id"),
     )
@@ -25,3 +29,17 @@ def receipts(lease: Lease) -> QuerySet[Receipt]:
 def is_proven_ended(lease: Lease) -> bool:
     """Return whether there is proof that nothing executes in this lease's sandbox on its behalf."""
     return receipts(lease).exists()
+
+
+def unproven() -> QuerySet[Obligation]:
+    """Return the debts: what operators ended unverified, and what nothing proved or found since."""
+    return Obligation.objects.filter(Q(closed_as=Obligation.ClosedAs.UNVERIFIED) & ~paid_since())
+
+
+def paid_since() -> Q:
+    """Whether an obligation that was ended unverified has its proof after all, or its sandbox a new owner."""
+    of_epoch = Receipt.objects.filter(lease=OuterRef("lease"), epoch=OuterRef("lease__epoch"))
+    destroyed = of_epoch.filter(evidence__in=[Receipt.Evidence.DESTROYED, Receipt.Evidence.ABSENT])
+    stop_is_enough = Q(verb__in=[Obligation.Verb.STOP_ONLY, Obligation.Verb.STOP_OR_DELETE])
+    found = Q(operation__isnull=False) & ~Q(operation__state=Operation.State.UNVERIFIED)
+    return Q(Exists(destroyed)) | stop_is_enough & Q(Exists(of_epoch)) | found

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import F, Q
+from django.db.models import F, Q, QuerySet
 
 from leases import audit
 from leases.errors import LeaseError, NotFound
@@ -32,7 +32,7 @@ def retry(
     if run_id is not None:
         if not Run.objects.filter(pk=run_id, company_id=company_id).exists():
             raise NotFound(f"no run {run_id} in this company")
-        owed = owed.filter(Q(lease__run_id=run_id) | Q(operation__run_uuid=run_id))
+        owed = owed.filter(Q(lease__run_id=run_id) | Q(operation__run_uuid=run_id) | Q(run_id=run_id))
     elif lease_id is not None:
         if not Lease.objects.filter(pk=lease_id, company_id=company_id).exists():
             raise NotFound(f"no lease {lease_id} in this company")
@@ -41,16 +41,25 @@ def retry(
 
 
 def retry_obligations(ids: Iterable[int], *, actor: str, reason: str) -> int:
-    """Ask for one attempt at each of these open obligations, and at the probe of a blocked account behind them."""
+    """Ask for one attempt at each of these open obligations, and at the probe of a blocked account behind them.
+
+    Returns how many were asked for. Raises `LeaseError` when no reason is given.
+    """
     if not reason.strip():
         raise LeaseError("a retry needs a reason", code="invalid")
+    owed = Obligation.objects.filter(pk__in=list(ids), closed_at__isnull=True).select_related("account")
+    startups = Q(kind=Obligation.Kind.STARTUP)
+    # Startups in a transaction of their own: the end of a teardown or a recovery wakes its run's, in either order.
+    return _ask(owed.filter(~startups), actor, reason) + _ask(owed.filter(startups), actor, reason)
+
+
+def _ask(owed: QuerySet[Obligation], actor: str, reason: str) -> int:
     count = 0
     with transaction.atomic():
         # In the order in which a Stop comes to them (leases by id, then operations by id), so that the two cannot
         # deadlock; the probes, which no Stop touches, last and in an order of their own.
-        owed = Obligation.objects.filter(pk__in=list(ids), closed_at__isnull=True).select_related("account")
         accounts, probes = set(), set()
-        for obligation in owed.order_by(F("lease_id").asc(nulls_last=True), "operation_id", "pk"):
+        for obligation in owed.order_by(F("lease_id").asc(nulls_last=True), "operation_id", "run_id", "pk"):
             if obligation.kind == Obligation.Kind.PROBE_ACCOUNT:
                 probes.add(obligation.pk)
             else:

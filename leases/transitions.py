@@ -194,9 +194,10 @@ def end_unverified(operation: Operation, obligation: Obligation, *, actor: str, 
 
 def close_unverified(obligation: Obligation) -> None:
     """Close a locked obligation without proof. An attempt that lost its protection over it has lost its row."""
-    Attempt.objects.filter(pk=obligation.attempt_id, finished_at__isnull=True).update(
-        finished_at=Now(), outcome=Attempt.Outcome.SUPERSEDED
-    )
+    if obligation.attempt_id is not None:
+        Attempt.objects.filter(pk=obligation.attempt_id, finished_at__isnull=True).update(
+            finished_at=Now(), outcome=Attempt.Outcome.SUPERSEDED
+        )
     close(obligation, Obligation.ClosedAs.UNVERIFIED)
 
 

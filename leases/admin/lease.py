@@ -186,8 +186,8 @@ class BridgeActivityAdmin(ViewOnly[BridgeActivity]):
     identities = ("id", "lease_id")
     list_display = ("started", "kind", "shown_outcome", "exit_code", "error_kind", "took", "due", "sandbox", "company")
     list_filter = ("kind", "outcome", ("ended_at", admin.EmptyFieldListFilter), ErrorKindFilter, "company")
-    list_select_related = ("company", "lease")
-    search_fields = ("lease__resource_id__startswith", "error_kind", "company__name")
+    list_select_related = ("company", "lease", "operation")
+    search_fields = ("lease__resource_id__startswith", "operation__name__startswith", "error_kind", "company__name")
     ordering = ("-started_at",)
 
     @admin.display(description="outcome", ordering="outcome")
@@ -201,7 +201,9 @@ class BridgeActivityAdmin(ViewOnly[BridgeActivity]):
 
     @admin.display(description="sandbox")
     def sandbox(self, activity: BridgeActivity) -> SafeString | str:
-        return short(activity.lease.resource_id if activity.lease else activity.operation.resource_id)
+        if activity.lease is not None:
+            return short(activity.lease.resource_id)
+        return short(activity.operation.resource_id or activity.operation.name) if activity.operation else NONE
 
     @admin.display(description="took")
     def took(self, activity: BridgeActivity) -> str:

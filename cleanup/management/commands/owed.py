@@ -14,7 +14,9 @@ from leases.models import Obligation
 
 
 class Command(BaseCommand):
-    help = "Show what is owed: open, in flight, cooling, due, escalated, quiet and why; read-only, one snapshot."
+    help = (
+        "Show what is owed: open, in flight, cooling, due, escalated, quiet and why, waiting; read-only, one snapshot."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -24,11 +26,11 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps(owed.as_json(), cls=DjangoJSONEncoder, indent=2))
             return
-        head = ("kind", "open", "in flight", "cooling", "due", "escalated", "quiet", "oldest", "next due")
+        head = ("kind", "open", "in flight", "cooling", "due", "escalated", "quiet", "waiting", "oldest", "next due")
         rows = [head] + [
             (
                 k.kind,
-                *(str(n) for n in (k.open, k.in_flight, k.cooling, k.due, k.escalated, k.quiet)),
+                *(str(n) for n in (k.open, k.in_flight, k.cooling, k.due, k.escalated, k.quiet, k.waiting)),
                 _ago(k.oldest, owed.at),
                 _ahead(k.next_due, owed.at),
             )
@@ -47,6 +49,13 @@ class Command(BaseCommand):
             )
         if owed.unverified:
             self.stdout.write(f"{owed.unverified} ended unverified: no provider ever confirmed these")
+            for debt in owed.debts:
+                whose = next(f"{name} {debt[name]}" for name in ("lease", "operation", "run") if debt[name])
+                self.stdout.write(
+                    f"  #{debt['obligation']} {debt['kind']} of {whose}, {_ago(debt['closed_at'], owed.at)}"
+                )
+            if owed.unverified > len(owed.debts):
+                self.stdout.write(f"  and {owed.unverified - len(owed.debts)} older ones")
         if not any(k.open for k in owed.kinds):
             self.stdout.write("Nothing is owed.")
 
