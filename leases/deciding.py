@@ -325,8 +325,8 @@ def settle_unverified(
         elif operation is not None:
             transitions.end_unverified(operation, row, actor=actor, reason=reason)
         else:
-            audit.record("startup.unverified", row, company_id=company_id, actor=actor, reason=reason, quiet=row.quiet)
             transitions.close_unverified(row)
+            audit.record("startup.unverified", row, company_id=company_id, actor=actor, reason=reason, quiet=row.quiet)
     row.refresh_from_db()
     return row
 

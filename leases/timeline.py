@@ -1,5 +1,8 @@
 """The story of one lease in one order: what was journalled, owed, tried, proven, done in the sandbox, and logged.
 
+Its operations are the creation or the start that made it, and every start of its own sandbox; so a sandbox that is used
+again is told twice, as the end of the one lease's story and the beginning of the other's.
+
 A pure read for people. It never loads more than `LIMIT` rows of a kind, whatever the age of the lease: a teardown that
 fails for a year is tried some fifty times a day.
 """
@@ -32,6 +35,7 @@ class Source(StrEnum):
     ATTEMPT = "attempt"
     RECEIPT = "receipt"
     CLOSED = "closed"
+    TAKEOVER = "takeover"
     AUDIT = "audit"
 
 
@@ -66,46 +70,79 @@ _RANK = {source: rank for rank, source in enumerate(Source)}
 
 
 def timeline(lease: Lease, *, limit: int = LIMIT) -> Timeline:
-    """Return what happened to this lease, oldest first: its newest `limit` events. Six statements, however many."""
-    operation = Operation.objects.filter(lease_uuid=lease.pk).first()
-    owed = Q(lease=lease) | Q(operation=operation) if operation else Q(lease=lease)
+    """Return what happened to this lease, oldest first: its newest `limit` events. Seven statements, however many."""
+    journal = Operation.objects.filter(Q(lease_uuid=lease.pk) | Q(source=lease)).order_by("-created_at")
+    operations = list(journal[: limit + 1])
+    made = [operation.pk for operation in operations if operation.lease_uuid == lease.pk]
+    owed = Q(lease=lease) | Q(operation__in=[operation.pk for operation in operations])
+    if lease.run_id is not None:
+        owed |= Q(run_id=lease.run_id, kind=Obligation.Kind.STARTUP)
     obligations = list(Obligation.objects.filter(owed).order_by("-pk")[: limit + 1])
     ids = [obligation.pk for obligation in obligations]
     attempts = Attempt.objects.filter(obligation__in=ids).select_related("obligation").order_by("-claimed_at")
-    activities = BridgeActivity.objects.filter(lease=lease).order_by("-started_at")
+    activities = BridgeActivity.objects.filter(Q(lease=lease) | Q(operation__in=made)).order_by("-started_at")
     receipts = Receipt.objects.filter(lease=lease).order_by("-pk")
     found = chain(
-        chain.from_iterable(map(_of_operation, [operation] if operation else [])),
+        chain.from_iterable(_of_operation(operation, lease) for operation in operations),
+        _of_succession(lease),
         chain.from_iterable(map(_of_obligation, obligations)),
         map(_of_attempt, attempts[: limit + 1]),
         map(_of_activity, activities[: limit + 1]),
         map(_of_receipt, receipts[: limit + 1]),
-        map(_of_entry, _entries(lease, operation, ids)[: limit + 1]),
+        map(_of_entry, _entries(lease, operations, ids)[: limit + 1]),
     )
     events = sorted(found, key=lambda event: (event.at, _RANK[event.source]))
     return Timeline(tuple(events[-limit:]), complete=len(events) <= limit)
 
 
-def _entries(lease: Lease, operation: Operation | None, obligations: list[int]) -> QuerySet[ActivityEntry]:
+def _entries(lease: Lease, operations: list[Operation], obligations: list[int]) -> QuerySet[ActivityEntry]:
     subjects = Q(subject_type="lease", subject_id=str(lease.pk))
-    if operation is not None:
-        subjects |= Q(subject_type="operation", subject_id=str(operation.pk))
+    if operations:
+        subjects |= Q(subject_type="operation", subject_id__in=[str(operation.pk) for operation in operations])
     if obligations:
         subjects |= Q(subject_type="obligation", subject_id__in=[str(pk) for pk in obligations])
     return ActivityEntry.objects.filter(subjects).order_by("-at", "-pk")
 
 
-def _of_operation(operation: Operation) -> Iterator[Event]:
+def _of_operation(operation: Operation, lease: Lease) -> Iterator[Event]:
+    start = operation.kind == Operation.Kind.START
+    what = "Start" if start else "Creation"
+    whose = {"for_lease": str(operation.lease_uuid)} if operation.lease_uuid != lease.pk else {}
+    if operation.source_id is not None and operation.source_id != lease.pk:
+        whose["of_the_sandbox_of_lease"] = str(operation.source_id)
     yield Event(
         operation.created_at,
         Source.JOURNAL,
-        "Creation recorded, before the provider was asked",
-        facts=_facts(name=operation.name, provider=operation.provider, account=operation.account_identity),
+        f"{what} recorded, before the provider was asked",
+        facts=_facts(
+            name=operation.name,
+            provider=operation.provider,
+            account=operation.account_identity,
+            request=operation.request_key or "",
+            **whose,
+        ),
     )
     if operation.cancelled_at:
-        yield Event(operation.cancelled_at, Source.JOURNAL, "Creation cancelled", Tone.PENDING)
-    if operation.resolved_at:
-        yield Event(operation.resolved_at, Source.JOURNAL, "Creation resolved: nothing is owned any more", Tone.GOOD)
+        yield Event(operation.cancelled_at, Source.JOURNAL, f"{what} cancelled", Tone.PENDING)
+    if operation.outlived_at:
+        yield Event(operation.outlived_at, Source.JOURNAL, f"{what} outlived its caller", Tone.PENDING)
+    if operation.resolved_at and operation.state == Operation.State.UNVERIFIED:
+        yield Event(operation.resolved_at, Source.JOURNAL, f"{what} given up: what came of it is not known", Tone.BAD)
+    elif operation.resolved_at:
+        left = "nothing is started any more" if start else "nothing is owned any more"
+        yield Event(operation.resolved_at, Source.JOURNAL, f"{what} resolved: {left}", Tone.GOOD)
+
+
+def _of_succession(lease: Lease) -> Iterator[Event]:
+    """A successor takes over in the transaction that makes it, so the time of both is when it was acquired."""
+    both = Lease.objects.filter(Q(successor_id=lease.pk) | Q(predecessor__pk=lease.pk))
+    for other in both:
+        if other.successor_id == lease.pk:
+            told = ("Takes the sandbox over from its predecessor", {"predecessor": str(other.pk)})
+            yield Event(lease.acquired_at, Source.TAKEOVER, told[0], Tone.GOOD, facts=_facts(**told[1]))
+        else:
+            told = ("The sandbox was taken over by a successor", {"successor": str(other.pk)})
+            yield Event(other.acquired_at, Source.TAKEOVER, told[0], Tone.GOOD, facts=_facts(**told[1]))
 
 
 def _of_obligation(obligation: Obligation) -> Iterator[Event]:

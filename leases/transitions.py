@@ -159,6 +159,7 @@ def settle_unverified(lease: Lease, obligation: Obligation, *, actor: str, reaso
     _require(lease, State.PENDING_CLEANUP)
     lease.state = State.FAILED
     lease.save(update_fields=["state"])
+    close_unverified(obligation)
     audit.record(
         "lease.teardown.unverified",
         lease,
@@ -169,7 +170,6 @@ def settle_unverified(lease: Lease, obligation: Obligation, *, actor: str, reaso
         quiet=obligation.quiet,
         epoch=lease.epoch,
     )
-    close_unverified(obligation)
 
 
 def end_unverified(operation: Operation, obligation: Obligation, *, actor: str, reason: str) -> None:
@@ -180,6 +180,7 @@ def end_unverified(operation: Operation, obligation: Obligation, *, actor: str, 
     operation.state = Operation.State.UNVERIFIED
     operation.resolved_at = Now()
     operation.save(update_fields=["state", "resolved_at"])
+    close_unverified(obligation)
     audit.record(
         "operation.unverified",
         operation,
@@ -189,7 +190,6 @@ def end_unverified(operation: Operation, obligation: Obligation, *, actor: str, 
         obligation=obligation.pk,
         quiet=obligation.quiet,
     )
-    close_unverified(obligation)
 
 
 def close_unverified(obligation: Obligation) -> None:

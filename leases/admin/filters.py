@@ -45,7 +45,7 @@ class QuietFilter(OneOf):
     title = "why a person is needed"
     parameter_name = "why"
     column = "quiet"
-    words = tuple(Obligation.Quiet.values)
+    words = Obligation.FOR_PEOPLE
 
 
 class SubjectFilter(OneOf):

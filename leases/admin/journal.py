@@ -1,40 +1,91 @@
-"""The journal of creations, to look at."""
+"""The journal of creations and starts: to look at, with what is owed of each and what may be decided about it."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.contrib import admin
+from django.db.models import Q
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern
 from django.utils.safestring import SafeString
+from typing_extensions import override
 
+from leases.admin import decisions
+from leases.admin.obligations import newest_attempts
+from leases.admin.owed import of_subject, section
 from leases.admin.stock import ViewOnly
-from leases.admin.times import badge, of_row
-from leases.models import Operation
+from leases.admin.times import NONE, badge, of_row, short
+from leases.models import Obligation, Operation
 
-_TONES = {Operation.State.PENDING: "pending", Operation.State.ATTACHED: "good"}
+_TONES = {
+    Operation.State.PENDING: "pending",
+    Operation.State.ATTACHED: "good",
+    Operation.State.UNVERIFIED: "bad",
+}
 
 
 @admin.register(Operation)
 class OperationAdmin(ViewOnly[Operation]):
-    identities = ("id", "lease_uuid", "run_uuid", "environment_uuid", "issue_uuid")
+    identities = ("id", "lease_uuid", "run_uuid", "environment_uuid", "issue_uuid", "source_id")
     list_display = (
         "name",
+        "kind",
         "shown_state",
         "company",
         "account",
-        "resource_id",
+        "sandbox",
+        "started_from",
+        "request_key",
         "looks",
         "created",
         "cancelled",
         "resolved",
     )
-    list_filter = ("state", "account__provider", "company")
+    list_filter = ("state", "kind", "account__provider", "company")
     list_select_related = ("company", "account")
-    search_fields = ("name__startswith", "resource_id__startswith", "account__name", "company__name")
+    search_fields = (
+        "name__startswith",
+        "resource_id__startswith",
+        "request_key__startswith",
+        "account__name",
+        "company__name",
+    )
     date_hierarchy = "created_at"
     ordering = ("-created_at",)
+
+    @override
+    def get_urls(self) -> list[URLPattern]:
+        return [*decisions.urls(self.admin_site, Operation), *super().get_urls()]
+
+    @override
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: dict[str, Any],
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Operation | None = None,
+    ) -> HttpResponse:
+        if obj is not None:
+            owed = of_subject(Q(operation=obj))
+            # The search for it: what is open, else what was tried last.
+            tried = next((row for row in owed if row.is_open), None) or Obligation.objects.filter(operation=obj).last()
+            context |= section(request, owed) | {"attempts": newest_attempts(tried) if tried else []}
+        return super().render_change_form(request, context, add, change, form_url, obj)
 
     @admin.display(description="state", ordering="state")
     def shown_state(self, operation: Operation) -> SafeString:
         return badge(operation.state, _TONES.get(Operation.State(operation.state), "plain"))
+
+    @admin.display(description="sandbox", ordering="resource_id")
+    def sandbox(self, operation: Operation) -> SafeString | str:
+        return short(operation.resource_id) or NONE
+
+    @admin.display(description="starts the sandbox of")
+    def started_from(self, operation: Operation) -> SafeString | str:
+        return short(str(operation.source_id)) if operation.source_id else NONE
 
     @admin.display(description="begun", ordering="created_at")
     def created(self, operation: Operation) -> SafeString | str:

@@ -7,18 +7,18 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import Prefetch, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.utils.html import format_html_join
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from typing_extensions import override
 
-from leases.admin import retry
+from leases import proof
 from leases.admin.filters import ErrorKindFilter
-from leases.admin.owed import cards, obligations_of
+from leases.admin.owed import of_lease, section
 from leases.admin.situation import TONES, situation_of
 from leases.admin.stock import ViewOnly
 from leases.admin.times import NONE, badge, exact_of_row, of_row, short, span
-from leases.clock import database_now
-from leases.models import BridgeActivity, Lease, Obligation
+from leases.models import BridgeActivity, Lease, Obligation, Receipt
 from leases.timeline import timeline
 
 _TONES = {Lease.State.ACTIVE: "good", Lease.State.PENDING_CLEANUP: "pending", Lease.State.FAILED: "bad"}
@@ -34,6 +34,7 @@ class OwesFilter(admin.SimpleListFilter):
             ("anything", "Anything"),
             ("escalated", "Escalated"),
             ("person", "Needs a person"),
+            ("unverified", "Ended without proof"),
             ("lost", "Files lost"),
         ]
 
@@ -46,7 +47,9 @@ class OwesFilter(admin.SimpleListFilter):
             case "escalated":
                 return queryset.filter(pk__in=owed.filter(escalated_at__isnull=False))
             case "person":
-                return queryset.filter(pk__in=owed.filter(due_at__isnull=True))
+                return queryset.filter(pk__in=owed.filter(quiet__in=Obligation.FOR_PEOPLE))
+            case "unverified":
+                return queryset.filter(pk__in=proof.unproven().filter(lease__isnull=False).values("lease"))
             case "lost":
                 return queryset.filter(files_lost=True)
             case _:
@@ -55,7 +58,7 @@ class OwesFilter(admin.SimpleListFilter):
 
 @admin.register(Lease)
 class LeaseAdmin(ViewOnly[Lease]):
-    identities = ("id", "run_id", "issue_id", "environment_id")
+    identities = ("id", "run_id", "issue_id", "environment_id", "successor_id")
     list_display = (
         "beginning",
         "shown_state",
@@ -75,13 +78,38 @@ class LeaseAdmin(ViewOnly[Lease]):
         "account__name",
         "company__name",
     )
-    readonly_fields = ("was_acquired", "was_released", "provider_ends_it", "lost")
+    readonly_fields = (
+        "was_acquired",
+        "was_released",
+        "provider_ends_it",
+        "ends_by_itself",
+        "was_started",
+        "lost",
+        "execution",
+        "taken_over_from",
+        "taken_over_by",
+    )
     date_hierarchy = "acquired_at"
     ordering = ("-acquired_at",)
     fieldsets = (
-        (None, {"fields": ("id", "state", "outcome", "reason", "epoch", "lost")}),
+        (None, {"fields": ("id", "state", "outcome", "reason", "execution", "lost")}),
         ("Whose", {"fields": ("company", "environment", "issue", "run")}),
-        ("Sandbox", {"fields": ("resource_id", "resource_name", "was_acquired", "was_released", "provider_ends_it")}),
+        (
+            "Sandbox",
+            {
+                "fields": (
+                    "resource_id",
+                    "resource_name",
+                    "epoch",
+                    "was_started",
+                    "was_acquired",
+                    "was_released",
+                    "ends_by_itself",
+                    "provider_ends_it",
+                )
+            },
+        ),
+        ("Used again", {"fields": ("scope", "fingerprint", "taken_over_from", "taken_over_by")}),
         (
             "Snapshot that it was acquired with",
             {
@@ -90,6 +118,7 @@ class LeaseAdmin(ViewOnly[Lease]):
                     "account",
                     "provider",
                     "endpoint",
+                    "credential_uuid",
                     "credential_reference",
                     "account_identity",
                     "config",
@@ -118,17 +147,7 @@ class LeaseAdmin(ViewOnly[Lease]):
         obj: Lease | None = None,
     ) -> HttpResponse:
         if obj is not None:
-            now = database_now()
-            obligations = obligations_of(obj)
-            owed = [obligation for obligation in obligations if obligation.is_open]
-            context |= {
-                "now": now,
-                "cards": cards(owed, now),
-                "unverified": [obligation for obligation in obligations if not obligation.is_open],
-                "timeline": timeline(obj),
-                "may_retry": bool(owed) and retry.may_retry(request),
-                "retry_ids": ",".join(str(obligation.pk) for obligation in owed),
-            }
+            context |= section(request, of_lease(obj)) | {"timeline": timeline(obj)}
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     @admin.display(description="state", ordering="state")
@@ -160,6 +179,32 @@ class LeaseAdmin(ViewOnly[Lease]):
     def provider_ends_it(self, lease: Lease) -> SafeString | str:
         return exact_of_row(lease, "expires_at")
 
+    @admin.display(description="the lease ends by itself")
+    def ends_by_itself(self, lease: Lease) -> SafeString | str:
+        return exact_of_row(lease, "ends_at")
+
+    @admin.display(description="last start, by the provider's clock")
+    def was_started(self, lease: Lease) -> SafeString | str:
+        return exact_of_row(lease, "started_as_of")
+
+    @admin.display(description="may its sandbox run?")
+    def execution(self, lease: Lease) -> SafeString:
+        receipt = proof.receipts(lease).order_by("-pk").first()
+        if receipt is not None:
+            told = f"no: {receipt.evidence}, {receipt.ended}, proven for epoch {receipt.epoch}"
+            return badge(told, "pending" if receipt.ended == Receipt.Ended.SUSPENDED else "good")
+        if lease.receipts.filter(epoch=lease.epoch).exists():
+            return badge("perhaps: a start of it has no known end, so its receipts prove nothing", "bad")
+        return badge("assume yes: nothing proves that it ended", "pending")
+
+    @admin.display(description="taken over from")
+    def taken_over_from(self, lease: Lease) -> SafeString | str:
+        return _link(getattr(lease, "predecessor", None))
+
+    @admin.display(description="taken over by")
+    def taken_over_by(self, lease: Lease) -> SafeString | str:
+        return _link(lease.successor)
+
     @admin.display(description="acquired", ordering="acquired_at")
     def acquired(self, lease: Lease) -> SafeString | str:
         return of_row(lease, "acquired_at")
@@ -179,6 +224,12 @@ class LeaseAdmin(ViewOnly[Lease]):
     @admin.display(description="files lost")
     def lost(self, lease: Lease) -> SafeString | str:
         return badge("destroyed although its files were to be kept", "bad") if lease.files_lost else "no"
+
+
+def _link(lease: Lease | None) -> SafeString | str:
+    if lease is None:
+        return NONE
+    return format_html('<a href="{}">{}</a>', reverse("admin:leases_lease_change", args=[lease.pk]), lease)
 
 
 @admin.register(BridgeActivity)

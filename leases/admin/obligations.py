@@ -7,23 +7,27 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
-from django.db.models import F, Model, QuerySet
+from django.db.models import F, Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from typing_extensions import override
 
-from leases.admin import retry
+from leases import proof
+from leases.admin import decisions, retry
 from leases.admin.filters import ErrorKindFilter, LastErrorKindFilter, QuietFilter
-from leases.admin.owed import cards
+from leases.admin.owed import of_subject, section
 from leases.admin.situation import CONDITIONS, OPEN, TONES, Situation, situation_of
 from leases.admin.stock import ViewOnly
 from leases.admin.times import NONE, badge, of_row, short, span
-from leases.clock import database_now
 from leases.models import Attempt, Obligation
 
 ATTEMPTS_SHOWN = 20
+
+
+def newest_attempts(obligation: Obligation) -> QuerySet[Attempt]:
+    return obligation.attempts.order_by("-claimed_at")[:ATTEMPTS_SHOWN]
 
 
 class SituationFilter(admin.SimpleListFilter):
@@ -38,6 +42,7 @@ class SituationFilter(admin.SimpleListFilter):
             ("open", "Open"),
             *((situation.value, situation.label.capitalize()) for situation in Situation),
             ("closed", "Closed"),
+            ("unverified", "Ended without proof"),
             ("all", "All"),
         ]
 
@@ -57,6 +62,8 @@ class SituationFilter(admin.SimpleListFilter):
                 return queryset
             case "closed":
                 return queryset.filter(closed_at__isnull=False)
+            case "unverified":
+                return queryset.filter(pk__in=proof.unproven().values("pk"))
             case value if value in Situation.values:
                 return queryset.filter(CONDITIONS[Situation(value)])
             case _:
@@ -65,7 +72,7 @@ class SituationFilter(admin.SimpleListFilter):
 
 @admin.register(Obligation)
 class ObligationAdmin(ViewOnly[Obligation]):
-    identities = ("lease_id", "operation_id", "account_id", "attempt_id")
+    identities = ("lease_id", "operation_id", "run_id", "account_id", "attempt_id")
     list_display = (
         "what",
         "situation",
@@ -85,7 +92,7 @@ class ObligationAdmin(ViewOnly[Obligation]):
         "account__provider",
         "company",
     )
-    list_select_related = ("account", "lease", "operation")
+    list_select_related = ("account", "lease", "operation", "run")
     search_fields = (
         "lease__resource_id__startswith",
         "operation__name__startswith",
@@ -100,7 +107,11 @@ class ObligationAdmin(ViewOnly[Obligation]):
     @override
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view(retry.retry_view)
-        return [path("retry/", view, name="leases_obligation_retry"), *super().get_urls()]
+        return [
+            path("retry/", view, name="leases_obligation_retry"),
+            *decisions.urls(self.admin_site, Obligation),
+            *super().get_urls(),
+        ]
 
     def has_retry_permission(self, request: HttpRequest) -> bool:
         return retry.may_retry(request)
@@ -121,15 +132,7 @@ class ObligationAdmin(ViewOnly[Obligation]):
         obj: Obligation | None = None,
     ) -> HttpResponse:
         if obj is not None:
-            now = database_now()
-            attempts = obj.attempts.order_by("-claimed_at")
-            context |= {
-                "now": now,
-                "cards": cards([obj], now) if obj.is_open else [],
-                "attempts": attempts[:ATTEMPTS_SHOWN],
-                "may_retry": obj.is_open and retry.may_retry(request),
-                "retry_ids": str(obj.pk),
-            }
+            context |= section(request, of_subject(Q(pk=obj.pk))) | {"attempts": newest_attempts(obj)}
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     @admin.display(description="owed", ordering="kind")
@@ -157,6 +160,8 @@ class ObligationAdmin(ViewOnly[Obligation]):
             return _link(obligation.lease, obligation.lease.resource_id)
         if obligation.operation is not None:
             return _link(obligation.operation, obligation.operation.name)
+        if obligation.run is not None:
+            return _link(obligation.run, f"run {obligation.run_id}")
         return _link(obligation.account, obligation.account.name)
 
     @admin.display(description="account", ordering="account__name")

@@ -16,7 +16,10 @@ from leases.models import Obligation, ProviderAccount
 
 
 class Situation(TextChoices):
-    """Every open row is in exactly one of these. `COOLING` waits: for a cooldown, a drain, or a creation's reply."""
+    """Every open row is in exactly one of these.
+
+    `COOLING` waits: for a cooldown, a drain, a creation's reply, or for what other rows say.
+    """
 
     DUE = "due", "due now"
     IN_FLIGHT = "in_flight", "in flight"
@@ -28,9 +31,9 @@ OPEN = Q(closed_at__isnull=True)
 ESCALATED = OPEN & Q(escalated_at__isnull=False)
 
 CONDITIONS: dict[Situation, Q] = {
-    Situation.QUIET: OPEN & Q(due_at__isnull=True),
+    Situation.QUIET: OPEN & Q(quiet__in=Obligation.FOR_PEOPLE),
     Situation.IN_FLIGHT: OPEN & Q(attempt_id__isnull=False, due_at__gt=Now()),
-    Situation.COOLING: OPEN & Q(attempt_id__isnull=True, due_at__gt=Now()),
+    Situation.COOLING: OPEN & (Q(attempt_id__isnull=True, due_at__gt=Now()) | Q(quiet=Obligation.Quiet.WAITING)),
     Situation.DUE: OPEN & Q(due_at__lte=Now()),
 }
 
@@ -55,7 +58,7 @@ class Outlook:
 def situation_of(obligation: Obligation, now: datetime) -> Situation:
     """Return where an open obligation stands at `now`, the database's time."""
     if obligation.due_at is None:
-        return Situation.QUIET
+        return Situation.COOLING if obligation.quiet == Obligation.Quiet.WAITING else Situation.QUIET
     if obligation.due_at <= now:
         return Situation.DUE
     return Situation.IN_FLIGHT if obligation.attempt_id else Situation.COOLING
@@ -76,6 +79,8 @@ def outlook(
     situation = situation_of(obligation, now)
     due = obligation.due_at
     if due is None:
+        if situation == Situation.COOLING:
+            return Outlook(situation, None, "It is looked at again when what it waits for ends; nothing is to decide.")
         return Outlook(situation, None, f"A person is needed: {obligation.get_quiet_display()}.")
     if situation == Situation.IN_FLIGHT:
         why = f"{obligation.worker} works on it. Should that worker vanish, the row falls due again."
@@ -101,6 +106,10 @@ def _waiting(obligation: Obligation, now: datetime) -> str:
         return f"Cooling down after {_times(obligation.failures, 'failure')}."
     if obligation.kind == Obligation.Kind.RECOVER_CREATION:
         return "The creation may still be answered; it is looked for after that."
+    if obligation.kind == Obligation.Kind.RECOVER_START:
+        return "The start may still be answered; it is looked at after that."
+    if obligation.kind == Obligation.Kind.END_LEASE:
+        return "The lease is released by itself then."
     return "Not due yet."
 
 

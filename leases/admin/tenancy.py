@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.http import HttpRequest
+from django.db.models import Prefetch, Q, QuerySet
+from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 from typing_extensions import override
 
+from leases.admin.owed import of_subject, section
+from leases.admin.situation import TONES, situation_of
 from leases.admin.stock import CheckedForm, Editable, ViewOnly
-from leases.admin.times import badge, of_row
-from leases.models import Company, Installation, Issue, Run
+from leases.admin.times import NONE, badge, of_row
+from leases.models import Company, Installation, Issue, Obligation, Run
 
 
 @admin.register(Installation)
@@ -71,6 +74,7 @@ class RunAdmin(Editable[Run]):
     list_display = (
         "id",
         "shown_status",
+        "startup",
         "company",
         "issue",
         "controller_id",
@@ -89,6 +93,34 @@ class RunAdmin(Editable[Run]):
         (None, {"fields": ("company", "issue", "status", "finished_at", "id", "created_at")}),
         ("Controller", {"fields": ("controller_id", "controller_generation", "controller_expires_at")}),
     )
+
+    @override
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Run]:
+        owed = Obligation.objects.filter(closed_at__isnull=True).order_by("pk")
+        prefetch = Prefetch("obligations", queryset=owed, to_attr="open_obligations")
+        return super().get_queryset(request).prefetch_related(prefetch)
+
+    @override
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: dict[str, Any],
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Run | None = None,
+    ) -> HttpResponse:
+        if obj is not None:
+            context |= section(request, of_subject(Q(run=obj)))
+        return super().render_change_form(request, context, add, change, form_url, obj)
+
+    @admin.display(description="startup")
+    def startup(self, run: Run) -> SafeString | str:
+        owed: list[Obligation] = run.open_obligations  # type: ignore[attr-defined]  # prefetched
+        if not owed:
+            return NONE
+        standing = situation_of(owed[0], run.database_now)  # type: ignore[attr-defined]  # annotated
+        return badge(standing.label, TONES[standing])
 
     @admin.display(description="status", ordering="status")
     def shown_status(self, run: Run) -> SafeString:

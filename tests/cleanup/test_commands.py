@@ -13,6 +13,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 
 import leases
+from leases import transitions
 from leases.models import Attempt, Lease, Obligation, Operation
 from providers.contract import ErrorKind
 from tests import factories
@@ -93,7 +94,7 @@ def test_a_dry_run_asks_nobody_and_changes_nothing(rehearsal: Rehearsal, how: st
     if how:
         shown = json.loads(text)
         assert (shown["dry_run"], shown["due"]) == (True, 3)
-        assert {row["kind"] for row in shown["rows"]} == set(Obligation.Kind.values)
+        assert {row["kind"] for row in shown["rows"]} == {"teardown", "recover_creation", "probe_account"}
     else:
         assert text.endswith("3 due; nothing was asked or changed.\n")
 
@@ -209,7 +210,7 @@ def test_a_limit_is_kept_over_all_accounts_and_the_rest_is_still_owed(rehearsal:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--kind", "tear_down"), "--kind: 'tear_down' is none of teardown, recover_creation, probe_account"),
+        (("--kind", "tear_down"), "--kind: 'tear_down' is none of teardown, recover_creation, "),
         (("--provider", "dayotna"), "--provider: 'dayotna' is none of "),
         (("--company", "00000000-0000-4000-8000-000000000000"), "--company: there is no company"),
         (("--lease", "00000000-0000-4000-8000-000000000000"), "--lease: there is no lease"),
@@ -333,8 +334,9 @@ def test_owed_counts_every_row_where_it_stands(rehearsal: Rehearsal) -> None:
     _, told = _json("owed")
     assert [kind["kind"] for kind in told["kinds"]] == Obligation.Kind.values
     teardowns = told["kinds"][0]
-    counts = {name: teardowns[name] for name in ("open", "in_flight", "cooling", "due", "escalated", "quiet")}
-    assert counts == {"open": 4, "in_flight": 1, "cooling": 1, "due": 1, "escalated": 1, "quiet": 1}
+    names = ("open", "in_flight", "cooling", "due", "escalated", "quiet", "waiting")
+    counts = {name: teardowns[name] for name in names}
+    assert counts == {"open": 4, "in_flight": 1, "cooling": 1, "due": 1, "escalated": 1, "quiet": 1, "waiting": 0}
     assert teardowns["quiet_because"] == {"foreign_marks": 1}
     assert told["unverified"] == 1
     (blocked,) = told["blocked_accounts"]
@@ -342,11 +344,32 @@ def test_owed_counts_every_row_where_it_stands(rehearsal: Rehearsal) -> None:
 
     text = _run("owed")[1]
     line = next(line for line in text.splitlines() if line.startswith("teardown"))
-    assert line.split()[1:7] == ["4", "1", "1", "1", "1", "1"]
-    assert line.split()[7:10] == ["2", "h", "ago"]
+    assert line.split()[1:8] == ["4", "1", "1", "1", "1", "1", "0"]
+    assert line.split()[8:11] == ["2", "h", "ago"]
     assert "1 teardown need a person: the sandbox carries another installation's marks" in text
     assert f"account {rehearsal.account.name} (rehearsal) is blocked; 4 wait behind it" in text
     assert "1 ended unverified: no provider ever confirmed these" in text
+    assert f"  #{forced.pk} teardown of lease {forced.lease_id}, 0 s ago" in text
+    assert [debt["obligation"] for debt in told["debts"]] == [forced.pk]
+
+
+def test_what_waits_for_other_rows_needs_no_person(rehearsal: Rehearsal) -> None:
+    factories.startup(rehearsal.run, rehearsal.account)
+    _, told = _json("owed")
+    (startups,) = (kind for kind in told["kinds"] if kind["kind"] == "startup")
+    assert (startups["open"], startups["quiet"], startups["waiting"]) == (1, 0, 1)
+    assert startups["quiet_because"] == {}
+    assert "need a person" not in _run("owed")[1]
+
+
+def test_a_debt_that_was_paid_late_is_none_any_more(rehearsal: Rehearsal) -> None:
+    paid, unpaid = (factories.teardown(factories.lease(rehearsal.environment)) for _ in range(2))
+    for row in (paid, unpaid):
+        with transaction.atomic():
+            transitions.settle_unverified(row.lease, row, actor="olga", reason="the provider is no more")
+    factories.receipt(paid.lease)
+    _, told = _json("owed")
+    assert (told["unverified"], [debt["obligation"] for debt in told["debts"]]) == (1, [unpaid.pk])
 
 
 def test_a_row_that_fell_due_again_after_a_crash_is_due_and_not_in_flight(rehearsal: Rehearsal) -> None:

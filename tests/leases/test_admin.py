@@ -96,21 +96,48 @@ def _account() -> ProviderAccount:
     return factories.account(company, credential=_credential(company))
 
 
+def _activities() -> BridgeActivity:
+    """One of a startup, and one of a lease."""
+    operation = factories.operation()
+    BridgeActivity.objects.create(company_id=operation.company_id, operation=operation, deadline=factories.at(60))
+    return _activity()
+
+
+def _obligations() -> Obligation:
+    """One of each subject."""
+    factories.operation()
+    factories.startup()
+    factories.probe()
+    return factories.teardown()
+
+
+def _operations() -> Operation:
+    """A start, and a creation."""
+    factories.start()
+    return factories.operation(request_key=str(uuid4()))
+
+
+def _owing_run() -> Run:
+    run = _run()
+    factories.startup(run)
+    return run
+
+
 MAKERS: dict[type[Model], Callable[[], Model]] = {
     ActivityEntry: _entry,
     Attempt: _attempt,
-    BridgeActivity: _activity,
+    BridgeActivity: _activities,
     Company: factories.company,
     Credential: _credential,
     Environment: factories.environment,
     Installation: Installation.current,
     Issue: factories.issue,
     Lease: lambda: factories.teardown().lease,
-    Obligation: factories.teardown,
-    Operation: factories.operation,
+    Obligation: _obligations,
+    Operation: _operations,
     ProviderAccount: _account,
     Receipt: _receipt,
-    Run: _run,
+    Run: _owing_run,
 }
 VIEW_ONLY = [model for model in MAKERS if isinstance(admin.site.get_model_admin(model), ViewOnly)]
 EDITABLE = [model for model in MAKERS if isinstance(admin.site.get_model_admin(model), Editable)]

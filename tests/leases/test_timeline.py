@@ -110,6 +110,82 @@ def test_a_debt_closed_without_proof_is_told_as_bad() -> None:
     assert closed.tone == Tone.BAD
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_sandbox_that_is_used_again_is_told_as_an_end_and_as_a_beginning() -> None:
+    run = factories.run()
+    environment = factories.environment(factories.account(run.company))
+    before = factories.stopped(factories.lease(environment, resource_id="box"))
+    start = factories.start(before, run_uuid=run.pk, request_key="try 1")
+    BridgeActivity.objects.create(company_id=start.company_id, operation=start, deadline=factories.at(60))
+    startup = factories.startup(run, environment.account)
+    with transaction.atomic():
+        after = factories.lease(
+            environment, id=start.lease_uuid, resource_id="box", run=run, epoch=2, acquired_at=factories.at(0)
+        )
+        Lease.objects.filter(pk=before.pk).update(state=Lease.State.EXPIRED, successor=after)
+        transitions.close(start.obligations.get(), Obligation.ClosedAs.HANDED_OVER)
+        Operation.objects.filter(pk=start.pk).update(state=Operation.State.ATTACHED, lease=after)
+        audit.record("lease.succeeded", before, company_id=before.company_id)
+        audit.record("lease.acquired", after, company_id=after.company_id)
+
+    told = timeline(after).events
+    assert [(event.source.value, event.title) for event in told] == [
+        ("journal", "Start recorded, before the provider was asked"),
+        ("intent", "Owed: find out what became of a start"),
+        ("activity", "Work in the sandbox, execute: open"),
+        ("intent", "Owed: see what a startup of a run left behind to its end"),
+        ("takeover", "Takes the sandbox over from its predecessor"),
+        ("closed", "No longer owed: find out what became of a start"),
+        ("audit", "lease.acquired"),
+    ]
+    facts = dict(told[0].facts)
+    assert (facts["request"], facts["of the sandbox of lease"]) == ("try 1", str(before.pk))
+    assert dict(told[3].facts)["obligation"] == f"#{startup.pk}"
+    assert dict(told[4].facts) == {"predecessor": str(before.pk)}
+
+    told = timeline(before).events
+    titles = [event.title for event in told]
+    assert titles.index("Proof from the provider: stopped") < titles.index(
+        "Start recorded, before the provider was asked"
+    )
+    assert titles[-3:] == [
+        "The sandbox was taken over by a successor",
+        "No longer owed: find out what became of a start",
+        "lease.succeeded",
+    ]
+    assert dict(next(event for event in told if event.title.startswith("Start recorded")).facts)["for lease"] == str(
+        after.pk
+    )
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_adoption_is_told_with_who_found_it_and_why() -> None:
+    operation = factories.operation()
+    with transaction.atomic():
+        locked = Operation.objects.select_for_update().get(pk=operation.pk)
+        transitions.end_unverified(locked, operation.obligations.get(), actor="olga", reason="not to be found")
+    assert "Creation given up: what came of it is not known" in [
+        event.title for event in timeline(Lease(pk=operation.lease_uuid)).events
+    ]
+    with transaction.atomic():
+        locked = Operation.objects.select_for_update().get(pk=operation.pk)
+        lease = transitions.own_for_teardown(locked, resource_id="box", reason="adopted", actor="olga")
+        audit.record("operation.adopted", locked, company_id=locked.company_id, actor="olga", reason="found by hand")
+    told = timeline(lease).events
+    titles = [event.title for event in told]
+    assert titles == [
+        "Creation recorded, before the provider was asked",
+        "Owed: find out what became of a creation",
+        "No longer owed: find out what became of a creation",
+        "operation.unverified",
+        "Owed: stop or destroy a lease's sandbox, proven",
+        "lease.owned_for_teardown",
+        "operation.adopted",
+    ]
+    assert told[2].tone == Tone.BAD
+    assert dict(told[-1].facts) == {"by": "olga", "reason": "found by hand"}
+
+
 def test_it_tells_only_of_its_own_lease() -> None:
     mine, other = factories.teardown(), factories.teardown()
     attempt(other)
@@ -136,12 +212,13 @@ def test_it_takes_as_many_statements_for_a_long_life_as_for_a_short_one(
 ) -> None:
     owed = factories.teardown()
     attempt(owed)
-    with django_assert_num_queries(6):
+    with django_assert_num_queries(7):
         timeline(owed.lease)
     for _ in range(20):
         attempt(owed)
+        factories.operation(owed.lease.environment, lease_uuid=uuid4())
         audit.record("lease.noted", owed.lease, company_id=owed.company_id)
-    with django_assert_num_queries(6):
+    with django_assert_num_queries(7):
         timeline(owed.lease)
 
 
