@@ -125,6 +125,16 @@ def translated(
         raise ProviderError(ErrorKind.PROTOCOL, f"{call}: not understood ({type(error).__name__})") from None
 
 
+class UnlessGone:
+    """Passes over `NOT_FOUND`, where a sandbox that is not there leaves nothing to do, or is looked for elsewhere."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        return isinstance(error, ProviderError) and error.kind is ErrorKind.NOT_FOUND
+
+
 _MISUNDERSTOOD = (
     requests.JSONDecodeError,
     requests.TooManyRedirects,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
-from providers.contract import MARK_PREFIX, ErrorKind, ProviderError, Resource
+from providers.contract import MARK_PREFIX, Busy, ErrorKind, Gone, ProviderError, Resource, Sighting, Unknown
+
+T = TypeVar("T")
 
 
 def structure(value: object, what: str) -> dict[str, Any]:
@@ -59,6 +61,39 @@ def carries(resource: Resource, wanted: Mapping[str, str]) -> bool:
 def carrying(resources: Iterable[Resource], wanted: Mapping[str, str]) -> tuple[Resource, ...]:
     """Return those that carry all these marks: a provider's filter is a hint, the marks decide."""
     return tuple(resource for resource in resources if carries(resource, wanted))
+
+
+def to_the_end(
+    page: Callable[[str | None], tuple[Iterable[T], str | None]], *, most: int
+) -> tuple[tuple[T, ...], bool]:
+    """Read a list of pages, each asked for with the cursor that the one before it gave, None for the first.
+
+    The second value is false where `most` pages did not reach the end. Raises `PROTOCOL` for a cursor that comes again.
+    """
+    found: list[T] = []
+    cursor: str | None = None
+    passed: set[str] = set()
+    for _ in range(most):
+        items, cursor = page(cursor)
+        found += items
+        if not cursor:
+            return tuple(found), True
+        if cursor in passed:
+            raise not_understood("a list that goes round in circles")
+        passed.add(cursor)
+    return tuple(found), False
+
+
+def unfit(sighting: Sighting) -> ProviderError:
+    """Say why a sandbox that was seen like this cannot be changed now."""
+    match sighting:
+        case Gone():
+            return ProviderError(ErrorKind.NOT_FOUND, "the sandbox is gone")
+        case Busy():
+            return ProviderError(ErrorKind.BUSY, f"state change in progress: {sighting.transition}")
+        case Unknown():
+            return ProviderError(ErrorKind.REFUSED, f"the sandbox is {sighting.reason}")
+    return ProviderError(ErrorKind.REFUSED, f"the sandbox is {type(sighting).__name__.lower()}")
 
 
 def not_understood(what: str) -> ProviderError:

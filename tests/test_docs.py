@@ -166,7 +166,7 @@ def test_every_error_kind_is_described() -> None:
     assert {row["kind"] for row in rows_of(DOCS / "providers.md", "Error kinds")} == {kind.value for kind in ErrorKind}
 
 
-@pytest.mark.parametrize("key", ["local", "docker", "daytona"])
+@pytest.mark.parametrize("key", ["local", "docker", "daytona", "e2b"])
 def test_every_field_of_a_built_in_provider_is_described(key: str) -> None:
     adapter = registry.load(key)
     section = (DOCS / "providers.md").read_text(encoding="utf-8").split(f"\n## `{key}`\n")[1].split("\n## ")[0]

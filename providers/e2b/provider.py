@@ -26,13 +26,11 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from providers.contract import (
-    Busy,
     Capabilities,
     Command,
     Created,
     ErrorKind,
     Execution,
-    Gone,
     Listing,
     Provider,
     ProviderError,
@@ -40,7 +38,6 @@ from providers.contract import (
     Running,
     Sighting,
     Stopped,
-    Unknown,
     is_name,
     require_name,
     usable,
@@ -48,9 +45,9 @@ from providers.contract import (
 from providers.e2b import answers, envd, errors
 from providers.e2b.answers import Sandbox
 from providers.e2b.schemas import E2BConfig, E2BEndpoint
-from providers.failures import Call
+from providers.failures import Call, UnlessGone
 from providers.http_api import Conversation, HttpApi
-from providers.reading import carries, carrying, not_understood, text
+from providers.reading import carries, carrying, not_understood, text, to_the_end, unfit
 
 _ID = re.compile(r"[a-z0-9]{1,64}")
 _DOMAIN = re.compile(r"([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z]{2,}")
@@ -158,11 +155,8 @@ class E2BProvider(Provider[E2BEndpoint, E2BConfig]):
         """`Gone` needs a complete list of all the team's sandboxes; see this module's docstring."""
         _require_id(resource_id)
         with self._api.conversation(Call.INSPECT, within) as conversation:
-            try:
+            with UnlessGone():
                 return answers.sighting(self._look(conversation, resource_id))
-            except ProviderError as error:
-                if error.kind is not ErrorKind.NOT_FOUND:
-                    raise
             listed, complete = self._listed(conversation, {})
         return answers.absence(resource_id, listed, complete=complete)
 
@@ -180,7 +174,7 @@ class E2BProvider(Provider[E2BEndpoint, E2BConfig]):
                 case Stopped():
                     body: dict[str, Any] = {"timeout": seen.lifetime or _UNTOLD_LIFETIME}
                 case other:
-                    raise _unfit(other)
+                    raise unfit(other)
             from_disk = {**body, "memory": False}
             path = f"/v2/sandboxes/{resource_id}/connect"
             try:
@@ -205,7 +199,7 @@ class E2BProvider(Provider[E2BEndpoint, E2BConfig]):
                 case Running():
                     self._keep(conversation, seen, within)
                 case other:
-                    raise _unfit(other)
+                    raise unfit(other)
             try:
                 conversation.ask("POST", f"/sandboxes/{resource_id}/pause", body={"memory": False})
             except ProviderError as error:
@@ -218,12 +212,8 @@ class E2BProvider(Provider[E2BEndpoint, E2BConfig]):
     def delete(self, resource_id: str, *, within: float) -> None:
         """Kill a running sandbox, or remove what a paused one left. A 404 means that there is nothing to ask for."""
         _require_id(resource_id)
-        with self._api.conversation(Call.DELETE, within) as conversation:
-            try:
-                conversation.ask("DELETE", f"/sandboxes/{resource_id}")
-            except ProviderError as error:
-                if error.kind is not ErrorKind.NOT_FOUND:
-                    raise
+        with self._api.conversation(Call.DELETE, within) as conversation, UnlessGone():
+            conversation.ask("DELETE", f"/sandboxes/{resource_id}")
 
     def execute(self, resource_id: str, command: Command, *, within: float) -> Execution:
         """Needs a few programs in the template. See `providers.shell`."""
@@ -288,22 +278,18 @@ class E2BProvider(Provider[E2BEndpoint, E2BConfig]):
 
     def _listed(self, conversation: Conversation, wanted: Mapping[str, str]) -> tuple[tuple[Sandbox, ...], bool]:
         """Read a list to its end. The second value is false where that was not reached."""
-        found: dict[str, Sandbox] = {}
         asked = {"state": "running,paused", "limit": str(_PAGE)}
         if wanted:
             asked["metadata"] = answers.query(wanted)
-        tokens: set[str] = set()
-        for _ in range(_PAGES):
-            response = conversation.request("GET", "/v2/sandboxes", query=asked)
-            found |= {seen.resource.resource_id: seen for seen in answers.listed(conversation.read(response))}
-            token = response.headers.get("x-next-token")
-            if not token:
-                return tuple(found.values()), True
-            if token in tokens:
-                raise not_understood("a list that goes round in circles")
-            tokens.add(token)
-            asked["nextToken"] = token
-        return tuple(found.values()), False
+
+        def page(token: str | None) -> tuple[tuple[Sandbox, ...], str | None]:
+            query = {**asked, "nextToken": token} if token else asked
+            response = conversation.request("GET", "/v2/sandboxes", query=query)
+            return answers.listed(conversation.read(response)), response.headers.get("x-next-token")
+
+        listed, complete = to_the_end(page, most=_PAGES)
+        # One that is resumed while the pages are read may be met twice.
+        return tuple({seen.resource.resource_id: seen for seen in listed}.values()), complete
 
     def _agent_address(self, seen: Sandbox) -> str:
         """Return where the agent of a sandbox is reached. Only its own token goes there, and never in the clear."""
@@ -321,15 +307,3 @@ def _require_id(resource_id: str) -> None:
     # The service takes what follows a hyphen for something else, and would act on what stands before it.
     if not _ID.fullmatch(resource_id):
         raise ProviderError(ErrorKind.INVALID, "not the id of a sandbox: letters and digits")
-
-
-def _unfit(sighting: Sighting) -> ProviderError:
-    """Say why a sandbox cannot be changed now."""
-    match sighting:
-        case Gone():
-            return ProviderError(ErrorKind.NOT_FOUND, "the sandbox is gone")
-        case Busy():
-            return ProviderError(ErrorKind.BUSY, f"state change in progress: {sighting.transition}")
-        case Unknown():
-            return ProviderError(ErrorKind.REFUSED, f"the sandbox is {sighting.reason}")
-    return ProviderError(ErrorKind.REFUSED, "the sandbox is in another state")
