@@ -23,7 +23,7 @@ from providers.contract import (
     redact,
     usable,
 )
-from providers.reading import marks, moment, not_understood, structure, text, word
+from providers.reading import elements, marks, moment, structure, text, word
 
 NAME = MARK_PREFIX + "name"
 """The service knows no names, so the name of a creation is a mark of ours that stays in here."""
@@ -77,9 +77,7 @@ def sandbox(answer: object) -> Sandbox:
 
 def listed(answer: object) -> tuple[Sandbox, ...]:
     """Read one page of a list. Raises `PROTOCOL` where one entry cannot be understood: a list with a gap is none."""
-    if not isinstance(answer, list):
-        raise not_understood("a list of sandboxes")
-    return tuple(sandbox(item) for item in answer)
+    return tuple(sandbox(item) for item in elements(answer, "a list of sandboxes"))
 
 
 def sighting(seen: Sandbox) -> Sighting:

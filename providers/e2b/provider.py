@@ -21,7 +21,7 @@ import math
 import re
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -46,7 +46,7 @@ from providers.e2b import answers, envd, errors
 from providers.e2b.answers import Sandbox
 from providers.e2b.schemas import E2BConfig, E2BEndpoint
 from providers.failures import Call, UnlessGone
-from providers.http_api import Conversation, HttpApi
+from providers.http_api import Conversation, HttpApi, told_at
 from providers.reading import carries, carrying, not_understood, text, to_the_end, unfit
 
 _ID = re.compile(r"[a-z0-9]{1,64}")
@@ -192,12 +192,13 @@ class E2BProvider(Provider[E2BEndpoint, E2BConfig]):
         """
         _require_id(resource_id)
         with self._api.conversation(Call.STOP, within) as conversation:
-            seen = self._look(conversation, resource_id)
+            response = conversation.request("GET", f"/sandboxes/{resource_id}")
+            seen = _described(conversation.read(response), resource_id)
             match answers.sighting(seen):
                 case Stopped():
                     return
                 case Running():
-                    self._keep(conversation, seen, within)
+                    self._keep(conversation, seen, told_at(response) + timedelta(seconds=within + _PAUSE_MARGIN))
                 case other:
                     raise unfit(other)
             try:
@@ -253,19 +254,16 @@ class E2BProvider(Provider[E2BEndpoint, E2BConfig]):
         conversation.ask("GET", f"/teams/{team}/metrics", query={"start": now, "end": now})
 
     def _look(self, conversation: Conversation, resource_id: str) -> Sandbox:
-        seen = answers.sandbox(conversation.ask("GET", f"/sandboxes/{resource_id}"))
-        if seen.resource.resource_id != resource_id:
-            raise not_understood("a description of another sandbox")
-        return seen
+        return _described(conversation.ask("GET", f"/sandboxes/{resource_id}"), resource_id)
 
-    def _keep(self, conversation: Conversation, seen: Sandbox, within: float) -> None:
+    def _keep(self, conversation: Conversation, seen: Sandbox, until: datetime) -> None:
         """See to it that the deadline, which kills, does not come before the pause has ended."""
-        needed = within + _PAUSE_MARGIN
         if (deadline := seen.resource.expires_at) is None:
             raise not_understood("a running sandbox without a deadline")
-        if deadline >= datetime.now(UTC) + timedelta(seconds=needed):
+        if deadline >= until:
             return
-        if self._extend(conversation, seen.resource.resource_id, needed) <= deadline:
+        left = conversation.deadline.left() + _PAUSE_MARGIN
+        if self._extend(conversation, seen.resource.resource_id, left) <= deadline:
             raise ProviderError(ErrorKind.REFUSED, "the sandbox would be killed before it is paused, and keeps to it")
 
     def _extend(self, conversation: Conversation, resource_id: str, seconds: float) -> datetime:
@@ -301,6 +299,13 @@ class E2BProvider(Provider[E2BEndpoint, E2BConfig]):
         if domain in _SHARED_DOMAINS:
             return f"https://sandbox.{domain}"
         return f"https://{envd.PORT}-{seen.resource.resource_id}.{domain}"
+
+
+def _described(answer: object, resource_id: str) -> Sandbox:
+    seen = answers.sandbox(answer)
+    if seen.resource.resource_id != resource_id:
+        raise not_understood("a description of another sandbox")
+    return seen
 
 
 def _require_id(resource_id: str) -> None:

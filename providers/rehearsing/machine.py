@@ -85,9 +85,12 @@ class Machine:
 
     def end(self) -> None:
         """Kill all that runs, and wait until it is gone. Raises `OSError` when that does not help."""
+        nothing = 0
         for _ in range(_ROUNDS):
             found = self.running()
-            if not found:
+            # One that is just becoming another program shows no environment: nothing counts when it is seen twice.
+            nothing = 0 if found else nothing + 1
+            if nothing == 2:  # noqa: PLR2004
                 return
             self._signal(found, signal.SIGKILL)
             time.sleep(_PAUSE)

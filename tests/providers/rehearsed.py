@@ -30,7 +30,7 @@ class Clock:
         return self.now
 
 
-def refusal_of(call: Callable[[], object]) -> ProviderError:
+def refused(call: Callable[[], object]) -> ProviderError:
     """Check that a call fails, and return its error."""
     with pytest.raises(ProviderError) as caught:
         call()

@@ -7,24 +7,14 @@ from typing import Any
 
 import pytest
 
-from providers.contract import MARK_INSTALLATION, Command, ProviderError
+from providers.contract import MARK_INSTALLATION, Command
 from providers.daytona import DaytonaProvider
 from providers.daytona.rehearsal import Rehearsal, rehearsing
 from providers.daytona.schemas import DaytonaConfig, DaytonaEndpoint
+from tests.providers.rehearsed import KEY, Clock
 
 WITHIN = 20.0
-KEY = "rehearsed-key"
 MARKS = {MARK_INSTALLATION: "daytona-tests"}
-
-
-class Clock:
-    """Time that a test owns."""
-
-    def __init__(self) -> None:
-        self.now = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -58,9 +48,3 @@ def busy_with_work(daytona: DaytonaProvider, server: Rehearsal, sandbox: str) ->
     script = "(setsid sleep 5000 </dev/null >/dev/null 2>&1 &) ; exit 0"
     daytona.execute(sandbox, Command(("sh", "-c", script), timeout=5), within=WITHIN)
     assert server.world.executing(sandbox)
-
-
-def refused(call: Callable[[], object]) -> ProviderError:
-    with pytest.raises(ProviderError) as caught:
-        call()
-    return caught.value

@@ -23,7 +23,8 @@ from providers.contract import (
 from providers.daytona import DaytonaProvider, provider
 from providers.daytona.rehearsal import Fault, Kind, Rehearsal
 from providers.daytona.schemas import DaytonaConfig, DaytonaEndpoint
-from tests.providers.daytona.conftest import KEY, MARKS, WITHIN, Clock, busy_with_work, refused
+from tests.providers.daytona.conftest import MARKS, WITHIN, busy_with_work
+from tests.providers.rehearsed import KEY, Clock, refused
 
 ABSENT = "00000000-0000-4000-8000-000000000000"
 IN_PROGRESS = "Sandbox state change in progress"

@@ -12,7 +12,8 @@ from providers.contract import MARK_PREFIX, Busy, Ended, ErrorKind, Gone, Runnin
 from providers.daytona import DaytonaProvider
 from providers.daytona.rehearsal import Fault, Kind, Rehearsal
 from providers.daytona.schemas import DaytonaConfig, DaytonaEndpoint
-from tests.providers.daytona.conftest import KEY, MARKS, WITHIN, Clock, busy_with_work, refused
+from tests.providers.daytona.conftest import MARKS, WITHIN, busy_with_work
+from tests.providers.rehearsed import KEY, Clock, refused
 
 HOUR = 3600
 JWT = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ1c2VyIn0.c2lnbmF0dXJl"

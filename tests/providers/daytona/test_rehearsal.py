@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from providers.daytona.rehearsal import Fault, Kind, Rehearsal, rehearsing
-from tests.providers.daytona.conftest import KEY, Clock
+from tests.providers.rehearsed import KEY, Clock
 
 DAY = 24 * 3600
 

@@ -20,7 +20,7 @@ from providers.e2b.rehearsal import Rehearsal, World
 from providers.rehearsing import Fault, Kind, Outcome, running
 from tests.providers.rehearsed import KEY, Clock
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 METADATA = {"a b": "c&d=é/+%20"}
 
 

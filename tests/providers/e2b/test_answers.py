@@ -16,10 +16,10 @@ from providers.e2b.errors import OtherTeam, Unresponsive, answered, meaning
 from providers.e2b.schemas import E2BConfig, E2BEndpoint
 from providers.failures import Call
 from providers.registry import ConfigurationError, validate
-from tests.providers.rehearsed import refusal_of
+from tests.providers.rehearsed import refused
 from tests.tables import rows_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "e2b.md"
+PAGE = Path(__file__).parents[3] / "docs" / "e2b.md"
 ID = "i0000000000000000001"
 MODES: tuple[str | None, ...] = ("full", "filesystem", None, "", "half")
 SPELT: dict[str, tuple[str | None, ...]] = {"any": MODES, "none": (None, ""), "any other": ("half",)}
@@ -91,7 +91,7 @@ def test_an_absence_that_a_list_denies_is_none() -> None:
     "answer", [None, {}, "text", [None], [{}], [{**description(), "sandboxID": ""}], [description(metadata=["x"])]]
 )
 def test_a_list_with_an_entry_that_is_none_is_not_understood(answer: object) -> None:
-    assert refusal_of(lambda: answers.listed(answer)).kind is ErrorKind.PROTOCOL
+    assert refused(lambda: answers.listed(answer)).kind is ErrorKind.PROTOCOL
 
 
 def test_a_filter_is_quoted_as_the_official_client_quotes_it() -> None:

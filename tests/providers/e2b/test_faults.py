@@ -26,7 +26,7 @@ from providers.e2b import E2BProvider, provider
 from providers.e2b.rehearsal import Rehearsal
 from providers.e2b.schemas import E2BConfig, E2BEndpoint
 from providers.rehearsing import Answer, Fault, Kind, running
-from tests.providers.rehearsed import KEY, Clock, refusal_of
+from tests.providers.rehearsed import KEY, Clock, refused
 
 WITHIN = 20.0
 MARKS = {MARK_INSTALLATION: "e2b-tests"}
@@ -115,10 +115,10 @@ def test_a_pause_that_has_not_ended_is_no_stop(server: Rehearsal, e2b: E2BProvid
         seen = e2b.inspect(at_work, within=WITHIN)
         assert isinstance(seen, Busy)
         assert server.world.executing(at_work)
-        assert refusal_of(lambda: e2b.stop(at_work, grace=0, within=WITHIN)).kind is ErrorKind.BUSY
-        assert refusal_of(lambda: e2b.start(at_work, within=WITHIN)).kind is ErrorKind.BUSY
-        assert refusal_of(lambda: e2b.delete(at_work, within=WITHIN)).kind is ErrorKind.BUSY
-        assert refusal_of(lambda: e2b.extend(at_work, 60, within=WITHIN)).kind is ErrorKind.REFUSED
+        assert refused(lambda: e2b.stop(at_work, grace=0, within=WITHIN)).kind is ErrorKind.BUSY
+        assert refused(lambda: e2b.start(at_work, within=WITHIN)).kind is ErrorKind.BUSY
+        assert refused(lambda: e2b.delete(at_work, within=WITHIN)).kind is ErrorKind.BUSY
+        assert refused(lambda: e2b.extend(at_work, 60, within=WITHIN)).kind is ErrorKind.REFUSED
     finally:
         clock.now += 10
         stopping.join()
@@ -127,59 +127,46 @@ def test_a_pause_that_has_not_ended_is_no_stop(server: Rehearsal, e2b: E2BProvid
 
 def test_a_pause_that_fails_leaves_a_running_sandbox(server: Rehearsal, e2b: E2BProvider, at_work: str) -> None:
     server.will(Fault("pause", Kind.ERROR))
-    assert refusal_of(lambda: e2b.stop(at_work, grace=0, within=WITHIN)).kind is ErrorKind.SERVER
+    assert refused(lambda: e2b.stop(at_work, grace=0, within=WITHIN)).kind is ErrorKind.SERVER
     assert isinstance(e2b.inspect(at_work, within=WITHIN), Running)
     assert server.world.executing(at_work)
 
 
 def test_already_paused_is_success(server: Rehearsal, e2b: E2BProvider, at_work: str) -> None:
-    # It is paused by somebody else between our look and our pause.
-    look, world = e2b._look, server.world
-    first = iter([look])
-
-    def looks(*args: Any) -> Any:
-        seen = look(*args)
-        if next(first, None):
-            world.pause(
-                world.keys[KEY],
-                at_work,
-                memory=False,
-                strict=False,
-                unresponsive=False,
-                outcome=world.boxes[at_work].outcome,
-            )
-        return seen
-
-    e2b._look = looks  # type: ignore[method-assign]
+    # Somebody else paused it between our look and our pause.
+    server.will(Fault("pause", Kind.ANSWER, status=409, message="is already paused", effect=True))
     e2b.stop(at_work, grace=0, within=WITHIN)
     assert [call for call, _ in server.asked[-3:]] == ["get", "pause", "get"]
+    # Any other conflict is a transition that goes on.
+    e2b.start(at_work, within=WITHIN)
+    server.will(Fault("pause", Kind.ANSWER, status=409, message="is already paused"))
+    assert refused(lambda: e2b.stop(at_work, grace=0, within=WITHIN)).kind is ErrorKind.BUSY
 
 
 def test_an_agent_that_does_not_answer_refuses_the_stop_and_blames_no_account(
     server: Rehearsal, e2b: E2BProvider, at_work: str
 ) -> None:
     server.will(Fault("pause", Kind.UNRESPONSIVE))
-    assert refusal_of(lambda: e2b.stop(at_work, grace=0, within=WITHIN)).kind is ErrorKind.REFUSED
+    assert refused(lambda: e2b.stop(at_work, grace=0, within=WITHIN)).kind is ErrorKind.REFUSED
     assert isinstance(e2b.inspect(at_work, within=WITHIN), Running)
 
 
 def test_a_deadline_that_would_kill_before_the_pause_is_moved_first(
-    server: Rehearsal, e2b: E2BProvider, at_work: str
+    server: Rehearsal, e2b: E2BProvider, at_work: str, clock: Clock
 ) -> None:
-    # This adapter goes by its own clock, and the sandbox's deadline by the service's.
-    server.world.clock = time.time
     box = server.world.boxes[at_work]
-    box.ends = time.time() + 30
+    clock.now = box.ends - 30  # by the service's clock, which is not this host's
     e2b.stop(at_work, grace=0, within=WITHIN)
-    assert ("timeout", at_work) in server.asked
-    assert box.ends > time.time() + WITHIN + 30
+    assert [call for call, _ in server.asked[-4:]] == ["get", "timeout", "get", "pause"]
+    assert box.ends > clock.now + 60
 
 
-def test_a_deadline_that_cannot_be_moved_stops_nothing(server: Rehearsal, e2b: E2BProvider, at_work: str) -> None:
-    server.world.clock = time.time
-    server.world.boxes[at_work].ends = time.time() + 30
+def test_a_deadline_that_cannot_be_moved_stops_nothing(
+    server: Rehearsal, e2b: E2BProvider, at_work: str, clock: Clock
+) -> None:
+    clock.now = server.world.boxes[at_work].ends - 30
     server.will(Fault("timeout", Kind.ANSWER, status=204))
-    assert refusal_of(lambda: e2b.stop(at_work, grace=0, within=WITHIN)).kind is ErrorKind.REFUSED
+    assert refused(lambda: e2b.stop(at_work, grace=0, within=WITHIN)).kind is ErrorKind.REFUSED
     assert ("pause", at_work) not in server.asked
     assert server.world.executing(at_work)
 
@@ -229,7 +216,7 @@ def test_a_resume_is_tried_once_more_without_memory_where_the_service_asks_for_i
     e2b.stop(at_work, grace=0, within=WITHIN)
     server.asked.clear()
     server.will(Fault("connect", Kind.ANSWER, status=409, details=code, times=5))
-    assert refusal_of(lambda: e2b.start(at_work, within=WITHIN)).kind is ErrorKind.REFUSED
+    assert refused(lambda: e2b.start(at_work, within=WITHIN)).kind is ErrorKind.REFUSED
     assert [call for call, _ in server.asked] == ["get", "connect", "connect"]
 
 
@@ -238,12 +225,12 @@ def test_a_sandbox_that_can_never_be_resumed_is_said_to_be_so(
 ) -> None:
     sandbox = create()
     e2b.stop(sandbox, grace=0, within=WITHIN)
-    refused = {"error_code": "sandbox_create_refused"}
-    server.will(Fault("connect", Kind.ANSWER, status=500, details=refused, headers={"Should-Retry": "false"}))
-    assert refusal_of(lambda: e2b.start(sandbox, within=WITHIN)).kind is ErrorKind.CANNOT_START
+    code = {"error_code": "sandbox_create_refused"}
+    server.will(Fault("connect", Kind.ANSWER, status=500, details=code, headers={"Should-Retry": "false"}))
+    assert refused(lambda: e2b.start(sandbox, within=WITHIN)).kind is ErrorKind.CANNOT_START
     # Everything else keeps it: a lack of room passes.
     server.will(Fault("connect", Kind.ERROR))
-    assert refusal_of(lambda: e2b.start(sandbox, within=WITHIN)).kind is ErrorKind.SERVER
+    assert refused(lambda: e2b.start(sandbox, within=WITHIN)).kind is ErrorKind.SERVER
     assert isinstance(e2b.inspect(sandbox, within=WITHIN), Stopped)
 
 
@@ -257,7 +244,7 @@ def test_an_absence_is_believed_only_with_a_list_to_its_end(
     assert seen == Gone()  # and not stated
     assert server.asked[-2:] == [("get", ABSENT), ("list", "")]
     server.will(Fault("list", Kind.ANSWER, status=503))
-    assert refusal_of(lambda: e2b.inspect(ABSENT, within=WITHIN)).kind is ErrorKind.SERVER
+    assert refused(lambda: e2b.inspect(ABSENT, within=WITHIN)).kind is ErrorKind.SERVER
     monkeypatch.setattr(provider, "_PAGES", 0)
     assert isinstance(e2b.inspect(ABSENT, within=WITHIN), Unknown)
 
@@ -276,8 +263,8 @@ def test_a_404_that_is_not_the_services_is_no_absence(
     monkeypatch.setattr(server, "refusal", lambda *_: Answer(404, b"<html>Not Found"))
     server.will(Fault("*", Kind.ANSWER, times=10))
     for call in (e2b.inspect, e2b.delete, e2b.start):
-        assert refusal_of(partial(call, at_work, within=WITHIN)).kind is ErrorKind.PROTOCOL
-    assert refusal_of(lambda: e2b.find("box", MARKS, within=WITHIN)).kind is ErrorKind.PROTOCOL
+        assert refused(partial(call, at_work, within=WITHIN)).kind is ErrorKind.PROTOCOL
+    assert refused(lambda: e2b.find("box", MARKS, within=WITHIN)).kind is ErrorKind.PROTOCOL
 
 
 def test_a_delete_of_what_is_gone_raises_nothing_and_proves_nothing(
@@ -348,7 +335,7 @@ def test_two_sandboxes_of_one_name_are_told_apart_by_their_marks_or_not_at_all(
     second = e2b.create("box", {**MARKS, "paperclip-env.lease": "2"}, E2BConfig(), within=WITHIN).resource
     found = e2b.find("box", {"paperclip-env.lease": "2"}, within=WITHIN)
     assert found == second
-    assert refusal_of(lambda: e2b.find("box", {}, within=WITHIN)).kind is ErrorKind.PROTOCOL
+    assert refused(lambda: e2b.find("box", {}, within=WITHIN)).kind is ErrorKind.PROTOCOL
 
 
 def test_marks_with_any_text_are_found_again(e2b: E2BProvider) -> None:
@@ -365,7 +352,7 @@ def test_a_lost_reply_to_a_create_is_repeated_or_found_and_makes_one_sandbox(
     server: Rehearsal, e2b: E2BProvider, create: Callable[..., str]
 ) -> None:
     server.will(Fault("create", Kind.LOST))
-    error = refusal_of(create)
+    error = refused(create)
     assert (error.kind, error.nothing_allocated) == (ErrorKind.CONNECTION, False)
     found = e2b.find("box", MARKS, within=WITHIN)
     assert found is not None
@@ -384,7 +371,7 @@ def test_a_create_in_progress_is_busy_and_says_when_to_ask_again(
         while not server.world.boxes:
             assert creating.is_alive()
             time.sleep(0.01)
-        error = refusal_of(create)
+        error = refused(create)
         assert (error.kind, error.retry_after, error.nothing_allocated) == (ErrorKind.BUSY, 1.0, False)
         assert e2b.find("box", MARKS, within=WITHIN) is None
     finally:
@@ -408,7 +395,7 @@ def test_only_two_answers_of_a_failing_service_prove_that_nothing_was_made(
     server: Rehearsal, create: Callable[..., str], fault: dict[str, Any], kind: ErrorKind, *, proof: bool
 ) -> None:
     server.will(Fault("create", Kind.ANSWER, **fault))
-    error = refusal_of(create)
+    error = refused(create)
     assert (error.kind, error.nothing_allocated) == (kind, proof)
     assert error.retry_after == (7.0 if fault["status"] == 429 else None)
     assert len(server.asked) == 1  # nothing is tried again
@@ -417,7 +404,7 @@ def test_only_two_answers_of_a_failing_service_prove_that_nothing_was_made(
 def test_a_template_that_does_not_exist_and_a_lifetime_beyond_the_plan_allocate_nothing(
     server: Rehearsal, create: Callable[..., str]
 ) -> None:
-    error = refusal_of(lambda: create(template="no-such-template"))
+    error = refused(lambda: create(template="no-such-template"))
     assert (error.kind, error.nothing_allocated) == (ErrorKind.INVALID, True)
     assert not server.world.boxes
 
@@ -449,11 +436,11 @@ def test_extending_moves_the_deadline_and_reads_it_back(
     # Another one may be nearer: it counts from now.
     assert e2b.extend(sandbox, 60, within=WITHIN) == datetime.fromtimestamp(clock.now + 60, UTC)
     server.will(Fault("timeout", Kind.ANSWER, status=400, message="Timeout cannot be greater than 1 hours"))
-    assert refusal_of(lambda: e2b.extend(sandbox, 9e4, within=WITHIN)).kind is ErrorKind.REFUSED
+    assert refused(lambda: e2b.extend(sandbox, 9e4, within=WITHIN)).kind is ErrorKind.REFUSED
     e2b.stop(sandbox, grace=0, within=WITHIN)
-    assert refusal_of(lambda: e2b.extend(sandbox, 60, within=WITHIN)).kind is ErrorKind.REFUSED
+    assert refused(lambda: e2b.extend(sandbox, 60, within=WITHIN)).kind is ErrorKind.REFUSED
     e2b.delete(sandbox, within=WITHIN)
-    assert refusal_of(lambda: e2b.extend(sandbox, 60, within=WITHIN)).kind is ErrorKind.NOT_FOUND
+    assert refused(lambda: e2b.extend(sandbox, 60, within=WITHIN)).kind is ErrorKind.NOT_FOUND
 
 
 def test_nothing_but_a_start_connects(server: Rehearsal, e2b: E2BProvider, at_work: str) -> None:
@@ -491,7 +478,7 @@ def test_an_endpoint_that_names_its_team_takes_no_other(server: Rehearsal) -> No
     named = E2BProvider(E2BEndpoint(url=server.url, team_id=team), KEY)
     assert named.identify(within=WITHIN) == f"e2b {team}"
     server.will(Fault("team", Kind.OTHER_ACCOUNT))
-    assert refusal_of(lambda: named.identify(within=WITHIN)).kind is ErrorKind.IDENTITY
+    assert refused(lambda: named.identify(within=WITHIN)).kind is ErrorKind.IDENTITY
 
 
 def test_a_service_that_does_not_say_whose_key_it_is_needs_the_teams_name_and_its_consent(
@@ -500,20 +487,20 @@ def test_a_service_that_does_not_say_whose_key_it_is_needs_the_teams_name_and_it
     team = server.world.keys[KEY]
     untold = Fault("team", Kind.ANSWER, status=403, message="Forbidden")
     server.will(untold)
-    assert refusal_of(lambda: e2b.identify(within=WITHIN)).kind is ErrorKind.AUTHORISATION
+    assert refused(lambda: e2b.identify(within=WITHIN)).kind is ErrorKind.AUTHORISATION
     named = E2BProvider(E2BEndpoint(url=server.url, team_id=team), KEY)
     server.will(untold)
     assert named.identify(within=WITHIN) == f"e2b {team}"
     other = E2BProvider(E2BEndpoint(url=server.url, team_id="1" * 8 + team[8:]), KEY)
     server.will(untold)
-    assert refusal_of(lambda: other.identify(within=WITHIN)).kind is ErrorKind.IDENTITY
+    assert refused(lambda: other.identify(within=WITHIN)).kind is ErrorKind.IDENTITY
     # A failing service is not asked a second time, and one that shows everything to everybody proves nothing.
     server.asked.clear()
     server.will(Fault("team", Kind.ANSWER, status=500))
-    assert refusal_of(lambda: named.identify(within=WITHIN)).kind is ErrorKind.SERVER
+    assert refused(lambda: named.identify(within=WITHIN)).kind is ErrorKind.SERVER
     assert len(server.asked) == 1
     server.will(Fault("team", Kind.ANSWER, status=200))
-    assert refusal_of(lambda: named.identify(within=WITHIN)).kind is ErrorKind.PROTOCOL
+    assert refused(lambda: named.identify(within=WITHIN)).kind is ErrorKind.PROTOCOL
 
 
 def test_another_teams_sandbox_is_not_described(server: Rehearsal, e2b: E2BProvider, at_work: str) -> None:
@@ -548,7 +535,7 @@ def test_a_connection_that_breaks_is_an_error_of_its_own_and_is_not_repeated(
     for kind in (Kind.RESET, Kind.LOST):
         server.will(Fault(route, kind))
         server.asked.clear()
-        assert refusal_of(lambda: make(e2b, at_work, WITHIN)).kind is ErrorKind.CONNECTION
+        assert refused(lambda: make(e2b, at_work, WITHIN)).kind is ErrorKind.CONNECTION
         assert [asked for asked, _ in server.asked].count(route) == 1
 
 
@@ -557,7 +544,7 @@ def test_a_call_that_hangs_ends_at_its_bound(server: Rehearsal, e2b: E2BProvider
     route, make = CALLS[call]
     server.will(Fault(route, Kind.DELAY, seconds=3))
     begun = time.monotonic()
-    assert refusal_of(lambda: make(e2b, at_work, 0.5)).kind is ErrorKind.TIMEOUT
+    assert refused(lambda: make(e2b, at_work, 0.5)).kind is ErrorKind.TIMEOUT
     assert time.monotonic() - begun < 2
 
 
@@ -595,7 +582,7 @@ def test_commands_go_where_the_service_says_and_never_in_the_clear(
     seen = provider.answers.sandbox({"sandboxID": ABSENT, "state": "running", "metadata": {}, "domain": domain})
     here = E2BProvider(E2BEndpoint(url=url), KEY)
     if expected is None:
-        assert refusal_of(lambda: here._agent_address(seen)).kind is ErrorKind.PROTOCOL
+        assert refused(lambda: here._agent_address(seen)).kind is ErrorKind.PROTOCOL
     else:
         assert here._agent_address(seen) == expected
 
@@ -605,7 +592,7 @@ def test_what_a_sandbox_answers_is_never_the_accounts_fault(
     server: Rehearsal, e2b: E2BProvider, at_work: str, fault: dict[str, Any]
 ) -> None:
     server.will(Fault("execute", Kind.ANSWER, **fault))
-    assert refusal_of(lambda: e2b.execute(at_work, DAEMON, within=WITHIN)).kind is ErrorKind.REFUSED
+    assert refused(lambda: e2b.execute(at_work, DAEMON, within=WITHIN)).kind is ErrorKind.REFUSED
 
 
 def test_a_description_of_another_sandbox_is_not_understood(
@@ -613,6 +600,6 @@ def test_a_description_of_another_sandbox_is_not_understood(
 ) -> None:
     other = server.world.get(server.world.keys[KEY], at_work)
     monkeypatch.setattr(server.world, "get", lambda *_: other)
-    assert refusal_of(lambda: e2b.inspect(ABSENT, within=WITHIN)).kind is ErrorKind.PROTOCOL
+    assert refused(lambda: e2b.inspect(ABSENT, within=WITHIN)).kind is ErrorKind.PROTOCOL
     for call in (e2b.delete, e2b.inspect):
-        assert refusal_of(partial(call, f"{at_work}-node1", within=WITHIN)).kind is ErrorKind.INVALID
+        assert refused(partial(call, f"{at_work}-node1", within=WITHIN)).kind is ErrorKind.INVALID
