@@ -321,8 +321,26 @@ def quiet_down(claim: Claim, why: Obligation.Quiet, *, still: Callable[[], bool]
 
     So does a fact that is over by now: `still` is asked first, and locks what it reads until this commits.
     """
-    with transaction.atomic(), connection.cursor() as cursor:
-        over = still is not None and not still()
+    with transaction.atomic():
+        became = _become_quiet(claim, why, over=still is not None and not still())
+        finish_attempt(claim, Attempt.Outcome.SUPERSEDED if became is None else Attempt.Outcome.QUIETED)
+        if became:
+            obligation = Obligation.objects.get(pk=claim.obligation_id)
+            audit.record("obligation.quieted", obligation, company_id=claim.company_id, why=why.value)
+    return became is not None
+
+
+def wait(claim: Claim) -> bool:
+    """Let the row wait, without a deadline, for the write that wakes it. One that came since the claim makes it due."""
+    with transaction.atomic():
+        became = _become_quiet(claim, Obligation.Quiet.WAITING, over=False)
+        finish_attempt(claim, Attempt.Outcome.SUPERSEDED if became is None else Attempt.Outcome.WAITING)
+    return became is not None
+
+
+def _become_quiet(claim: Claim, why: Obligation.Quiet, *, over: bool) -> bool | None:
+    """Return whether the row is quiet now; False where it is due instead, None where it is not this attempt's."""
+    with connection.cursor() as cursor:
         cursor.execute(
             """
             UPDATE leases_obligation
@@ -342,11 +360,7 @@ def quiet_down(claim: Claim, why: Obligation.Quiet, *, still: Callable[[], bool]
             },
         )
         row = cursor.fetchone()
-        finish_attempt(claim, Attempt.Outcome.QUIETED if row else Attempt.Outcome.SUPERSEDED)
-        if row and row[0]:
-            obligation = Obligation.objects.get(pk=claim.obligation_id)
-            audit.record("obligation.quieted", obligation, company_id=claim.company_id, why=why.value)
-    return row is not None
+    return None if row is None else row[0] != ""
 
 
 def finish_attempt(claim: Claim, outcome: Attempt.Outcome, *, error_kind: str = "", excerpt: str = "") -> None:

@@ -55,6 +55,9 @@ def write(claim: Claim, outcome: Outcome, *, called: bool, random: Random) -> Wr
         case work.NeedsOperator(why=why, still=still):
             claims.quiet_down(claim, why, still=still)
             return Written(Kind.QUIETED)
+        case work.Waiting():
+            held = claims.wait(claim)
+            return Written(Kind.WAITING if held else Kind.SUPERSEDED)
         case work.HandBack(delay=delay, kind=kind, excerpt=excerpt):
             claims.postpone(claim, Kind.HANDED_BACK, delay=delay, error_kind=kind or "", excerpt=redact(excerpt))
             return Written(Kind.HANDED_BACK)

@@ -90,6 +90,11 @@ class NeedsOperator:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """Nothing to do until another row changes; that write wakes this one, in the database."""
+
+
+@dataclass(frozen=True, slots=True)
 class HandBack:
     """Not worked: it is due again in `delay` seconds, and nothing is counted. `kind` and `excerpt` say why."""
 
@@ -98,7 +103,7 @@ class HandBack:
     excerpt: str = ""
 
 
-Outcome = Done | Draining | InTransition | NotSeen | Failed | NeedsOperator | HandBack
+Outcome = Done | Draining | InTransition | NotSeen | Failed | NeedsOperator | Waiting | HandBack
 
 
 @dataclass(frozen=True, slots=True)

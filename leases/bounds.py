@@ -18,7 +18,8 @@ STOP = min(30.0, _LONGEST)  # the domain's bound on an explicit stop (5.1)
 STOP_GRACE = min(10.0, STOP / 3)
 DELETE = min(60.0, _LONGEST)
 CREATE = 120.0
-LONGEST_CALL = max(READ_SECRET, IDENTIFY, FIND, INSPECT, STOP, DELETE)
+START = min(60.0, _LONGEST)
+LONGEST_CALL = max(READ_SECRET, IDENTIFY, FIND, INSPECT, START, STOP, DELETE)
 
 EXECUTE_OVERHEAD = 15.0
 """Added to a command's own timeout: what the provider may need to start it, to kill it, and to answer."""
@@ -28,3 +29,16 @@ SEND_MARGIN = LONGEST_CALL / 4
 
 CREATE_MARGIN = 30.0
 """How long after the bound of a create its operation falls due, when nobody was heard of."""
+
+READY = 300.0
+"""For how long a created sandbox may go on starting before it is given up and destroyed."""
+
+RESUME = 60.0
+"""For how long the start of a stopped sandbox is tried (domain 6.1, 11.3); the pauses in between follow."""
+RESUME_FIRST_PAUSE, RESUME_LONGEST_PAUSE = 0.25, 5.0
+
+SETUP_COMMAND = 300.0
+"""The timeout of each set-up command of an acquire."""
+
+AD_HOC_DEFAULT, AD_HOC_LONGEST = 3600.0, 86_400.0
+"""When a lease without a run is released by itself, and the longest that a caller may ask for."""

@@ -13,11 +13,11 @@ from uuid import UUID
 from django.db import IntegrityError, connection, transaction
 
 from leases import audit, bounds, credentials, transitions
-from leases.acquisition import is_owned, save_resource_id
 from leases.calling import open_recorded
 from leases.clock import database_now
 from leases.credentials import SecretUnavailable
 from leases.errors import DecisionRefused, LeaseError, NotFound
+from leases.journal import is_owned, save_resource_id
 from leases.models import Installation, Lease, Obligation, Operation, Run
 from leases.retrying import retry_obligations
 from leases.waking import wake

@@ -44,6 +44,18 @@ class AcquireRejected(LeaseError):
     code = "acquire_rejected"
 
 
+class ResumeFailed(LeaseError):
+    """The stopped sandbox that this run should have again could not be started now. It is kept; nothing was created."""
+
+    code = "resume_failed"
+
+
+class AcquireInProgress(LeaseError):
+    """The same request is being served at this moment. Ask again; nothing was done."""
+
+    code = "acquire_in_progress"
+
+
 class AdmissionClosed(LeaseError):
     """The lease takes no work any more, because it was released."""
 

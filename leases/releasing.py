@@ -11,9 +11,10 @@ from typing import Literal
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
-from leases import audit, transitions
+from leases import audit, journal, startup, transitions
 from leases.clock import database_now
 from leases.demands import Demand, Verb, verb_of_policy
 from leases.errors import LeaseError, NotFound
@@ -66,12 +67,15 @@ def release(
 def stop(*, company_id: UUID, run_id: UUID | None = None, lease_id: UUID | None = None, actor: str = "api") -> int:
     """Stop a run's work now, or one lease's: nothing is drained, and starts in progress are cancelled.
 
-    Each lease is torn down as its policy says; what a creation in progress brings forth is destroyed. Returns how many
-    leases and starts were reached. Raises `NotFound` for a run or lease that this company does not have.
+    Each lease is torn down as its policy says; what a creation in progress brings forth is destroyed, and a sandbox
+    that is being started again is stopped again. `lease_id` may be that of a lease that is still coming to be
+    (`Operation.lease_uuid`). Returns how many leases and starts were reached. Raises `NotFound` for a run or lease that
+    this company does not have.
     """
     if (run_id is None) == (lease_id is None):
         raise LeaseError("name either a run or a lease", code="invalid")
     reached = 0
+    operations = Operation.objects.filter(company_id=company_id)
     with transaction.atomic():
         if run_id is not None:
             if not Run.objects.select_for_update(no_key=True).filter(pk=run_id, company_id=company_id).exists():
@@ -81,13 +85,17 @@ def stop(*, company_id: UUID, run_id: UUID | None = None, lease_id: UUID | None 
                 .order_by("id")
                 .values_list("id", flat=True)
             )
+            operations = operations.filter(run_uuid=run_id)
         else:
             assert lease_id is not None  # noqa: S101 - narrows for the type checker; checked above
-            ids = [lease_id]
+            operations = operations.filter(Q(lease_uuid=lease_id) | Q(source_id=lease_id))
+            there = Lease.objects.filter(pk=lease_id, company_id=company_id).exists()
+            if not there and not operations.exists():
+                raise NotFound(f"no lease {lease_id} in this company")
+            ids = [lease_id] if there else []
         for pk in ids:
             reached += _stop_lease(_locked(pk, company_id), actor)
-        if run_id is not None:
-            reached += _cancel_starts(run_id, company_id, actor)
+        reached += _cancel_starts(operations, actor)
     return reached
 
 
@@ -104,19 +112,18 @@ def _stop_lease(lease: Lease, actor: str) -> int:
     return 1
 
 
-def _cancel_starts(run_id: UUID, company_id: UUID, actor: str) -> int:
-    """Cancel creations in progress. Their recovery is woken: it looks now, and owns what it finds at once."""
-    starts = Operation.objects.select_for_update(no_key=True).filter(
-        run_uuid=run_id, company_id=company_id, state=Operation.State.PENDING
-    )
+def _cancel_starts(starts: QuerySet[Operation], actor: str) -> int:
+    """Cancel startups in progress. Their recovery is woken: it looks now, and owns what it finds at once.
+
+    It waits for no set-up. What the caller is still answered finds the operation cancelled.
+    """
+    pending = starts.select_for_update(no_key=True).filter(state=Operation.State.PENDING)
     count = 0
-    for operation in starts.order_by("id"):
+    for operation in pending.order_by("id"):
         Operation.objects.filter(pk=operation.pk, cancelled_at__isnull=True).update(cancelled_at=Now())
-        recovery = Obligation.objects.get(
-            operation=operation, kind=Obligation.Kind.RECOVER_CREATION, closed_at__isnull=True
-        )
-        wake(recovery.pk, explicit=True)
-        audit.record("operation.cancelled", operation, company_id=company_id, actor=actor)
+        startup.owe(operation)
+        journal.wake_recovery(operation, explicit=True)
+        audit.record("operation.cancelled", operation, company_id=operation.company_id, actor=actor)
         count += 1
     return count
 

@@ -14,11 +14,12 @@ from uuid import UUID
 from django.db import transaction
 from django.db.models.functions import Now
 
-from leases import audit
+from leases import audit, startup
 from leases.demands import Demand, merge
 from leases.models import Attempt, Environment, Issue, Lease, Obligation, Operation, Receipt, Run
 from leases.models.environments import Policy
 from leases.waking import wake
+from providers.contract import Resource
 
 State = Lease.State
 Evidence = Receipt.Evidence
@@ -26,6 +27,10 @@ Evidence = Receipt.Evidence
 TABLE: tuple[tuple[str, str, str], ...] = (
     ("none", "active", "attach"),
     ("none", "pending_cleanup", "own_for_teardown"),
+    ("none", "active", "succeed"),
+    ("released", "expired", "succeed"),
+    ("released", "active", "resume"),
+    ("released", "pending_cleanup", "reopen"),
     ("active", "pending_cleanup", "begin_teardown"),
     ("pending_cleanup", "released", "settle"),
     ("pending_cleanup", "retained", "settle"),
@@ -36,29 +41,107 @@ TABLE: tuple[tuple[str, str, str], ...] = (
 """Every transition there is: from, to, the function that makes it."""
 
 
-def attach(operation: Operation, *, resource_id: str, expires_at: datetime | None, actor: str) -> Lease:
-    """None -> active: the sandbox of a locked, pending operation becomes a lease; its recovery is not owed any more."""
+def attach(
+    operation: Operation,
+    *,
+    resource_id: str,
+    expires_at: datetime | None,
+    actor: str,
+    as_of: datetime | None = None,
+) -> Lease:
+    """None -> active: the sandbox of a locked, pending operation becomes a lease; its recovery is not owed any more.
+
+    `as_of` is the provider's own time of the start that it confirmed.
+    """
     lease = _lease_of(operation, resource_id, State.ACTIVE)
-    lease.expires_at = expires_at
+    lease.expires_at, lease.started_as_of = expires_at, as_of
     lease.save(force_insert=True)
     _hand_over(operation, lease)
     audit.record("lease.acquired", lease, company_id=lease.company_id, actor=actor, resource=resource_id)
     return lease
 
 
+def resume(operation: Operation, lease: Lease, resource: Resource, *, expires_at: datetime | None, actor: str) -> None:
+    """Released -> active: the start of a locked operation was confirmed, and the same run has its lease back.
+
+    The confirmed start raises the epoch: no earlier receipt proves anything about what runs now.
+    """
+    _require(lease, State.RELEASED)
+    lease.state, lease.outcome, lease.reason, lease.released_at = State.ACTIVE, "", "", None
+    lease.expires_at = expires_at
+    _start(lease, resource)
+    lease.save(update_fields=["state", "outcome", "reason", "released_at", "expires_at", "epoch", "started_as_of"])
+    _hand_over(operation, lease)
+    audit.record("lease.resumed", lease, company_id=lease.company_id, actor=actor, epoch=lease.epoch)
+
+
+def succeed(
+    operation: Operation, predecessor: Lease, resource: Resource, *, expires_at: datetime | None, actor: str
+) -> Lease:
+    """None -> active and released -> expired: a successor takes the sandbox over, in one transaction.
+
+    The predecessor ended in its own epoch, with its receipt; the sandbox lives on in the successor's, which is higher.
+    """
+    _require(predecessor, State.RELEASED)
+    lease = _lease_of(operation, predecessor.resource_id, State.ACTIVE)
+    lease.resource_name = predecessor.resource_name
+    lease.epoch, lease.started_as_of, lease.expires_at = predecessor.epoch, predecessor.started_as_of, expires_at
+    _start(lease, resource)
+    lease.save(force_insert=True)
+    predecessor.state, predecessor.successor, predecessor.expires_at = State.EXPIRED, lease, None
+    predecessor.save(update_fields=["state", "successor", "expires_at"])
+    _resolve(predecessor)
+    _hand_over(operation, lease)
+    audit.record(
+        "lease.succeeded",
+        predecessor,
+        company_id=lease.company_id,
+        actor=actor,
+        successor=str(lease.pk),
+        epoch=lease.epoch,
+    )
+    audit.record("lease.acquired", lease, company_id=lease.company_id, actor=actor, resource=lease.resource_id)
+    return lease
+
+
+def reopen(lease: Lease, demand: Demand, *, reason: str, actor: str, started: Resource | None = None) -> Obligation:
+    """Released -> pending_cleanup: the kept sandbox is to be stopped again, or destroyed. The lease is locked.
+
+    The epoch rises: it may run, or be gone, so that only what is seen from now on proves its end. `started` is what was
+    seen of it running, if it was.
+    """
+    _require(lease, State.RELEASED)
+    lease.state, lease.reason = State.PENDING_CLEANUP, reason
+    _start(lease, started)
+    lease.save(update_fields=["state", "reason", "epoch", "started_as_of"])
+    obligation = _owe_teardown(lease, demand, due_at=None)
+    audit.record(
+        "lease.reopened",
+        lease,
+        company_id=lease.company_id,
+        actor=actor,
+        reason=reason,
+        verb=demand.verb.value,
+        epoch=lease.epoch,
+    )
+    return obligation
+
+
 def own_for_teardown(operation: Operation, *, resource_id: str, reason: str, actor: str) -> Lease:
     """None -> pending_cleanup: a locked operation, pending or unverified, gets an owner for its teardown.
 
-    Never passes through `active`; due at once; the verb is delete, since nobody ever worked in it.
+    Never passes through `active`; due at once; the verb is delete, since nobody ever worked in it. Its caller does not
+    get it, so the run owes the end of the startup.
     """
     lease = _lease_of(operation, resource_id, State.PENDING_CLEANUP)
-    lease.policy = Policy.EPHEMERAL
+    lease.policy, lease.scope = Policy.EPHEMERAL, ""
     lease.outcome = Lease.Outcome.FAILED
     lease.reason = reason
     lease.released_at = Now()
     lease.save(force_insert=True)
     _owe_teardown(lease, Demand(Obligation.Verb.DELETE), due_at=None)
     _hand_over(operation, lease)
+    startup.owe(operation)
     audit.record("lease.owned_for_teardown", lease, company_id=lease.company_id, actor=actor, reason=reason)
     return lease
 
@@ -133,9 +216,7 @@ def settle(lease: Lease, obligation: Obligation, receipt: Receipt) -> None:
     lease.save(update_fields=["state", "files_lost"])
     close(obligation, Obligation.ClosedAs.PROVEN)
     if lease.state != State.RELEASED:
-        Operation.objects.filter(lease=lease, state=Operation.State.ATTACHED).update(
-            state=Operation.State.RESOLVED, resolved_at=Now()
-        )
+        _resolve(lease)
     audit.record(
         "lease.teardown.confirmed",
         lease,
@@ -209,10 +290,13 @@ def close(obligation: Obligation, closed_as: Obligation.ClosedAs) -> None:
 
 
 def refuse_operation(operation: Operation) -> None:
-    """Pending -> resolved: the provider's answer proves that nothing was allocated. The operation is locked."""
-    recovery = _recovery_of(operation)
+    """Pending -> resolved: nothing was allocated, or nothing is started any more. The operation is locked.
+
+    Of a creation the provider's answer proves it; of a start, a look that sees the sandbox stopped when no call can be
+    under way, or the teardown that the caller opens in the same transaction.
+    """
     Operation.objects.filter(pk=operation.pk).update(state=Operation.State.RESOLVED, resolved_at=Now())
-    close(recovery, Obligation.ClosedAs.NOTHING_OWED)
+    _end_recovery(operation, Obligation.ClosedAs.NOTHING_OWED)
 
 
 def _lease_of(operation: Operation, resource_id: str, state: Lease.State) -> Lease:
@@ -230,10 +314,14 @@ def _lease_of(operation: Operation, resource_id: str, state: Lease.State) -> Lea
         policy=operation.policy,
         provider=operation.provider,
         endpoint=operation.endpoint,
+        credential_uuid=operation.credential_uuid,
         credential_reference=operation.credential_reference,
         account_identity=operation.account_identity,
         config=operation.config,
         drain_seconds=operation.drain_seconds,
+        ends_at=operation.ends_at,
+        scope=operation.scope,
+        fingerprint=operation.fingerprint,
         hourly_price=operation.hourly_price,
         resource_id=resource_id,
         resource_name=operation.name,
@@ -257,20 +345,33 @@ def _owe_teardown(lease: Lease, demand: Demand, *, due_at: datetime | None) -> O
     )
 
 
-def _recovery_of(operation: Operation) -> Obligation:
-    return Obligation.objects.select_for_update(no_key=True).get(
-        operation=operation, kind=Obligation.Kind.RECOVER_CREATION, closed_at__isnull=True
+def _start(lease: Lease, resource: Resource | None) -> None:
+    """Count a start; what the provider said before it is out of date from now on."""
+    lease.epoch += 1
+    if resource is not None and resource.as_of is not None:
+        lease.started_as_of = max(resource.as_of, lease.started_as_of or resource.as_of)
+
+
+def _resolve(lease: Lease) -> None:
+    """What brought this lease forth is done: its sandbox is proven gone, or another lease's."""
+    Operation.objects.filter(lease=lease, state=Operation.State.ATTACHED).update(
+        state=Operation.State.RESOLVED, resolved_at=Now()
     )
 
 
 def _hand_over(operation: Operation, lease: Lease) -> None:
-    # The recovery of an unverified operation was closed by an operator; what turned up late is owned all the same.
-    recovery = None if operation.state == Operation.State.UNVERIFIED else _recovery_of(operation)
     operation.lease = lease
     operation.resource_id = lease.resource_id
-    operation.state = Operation.State.ATTACHED
-    operation.resolved_at = None
+    operation.state, operation.resolved_at = Operation.State.ATTACHED, None
     operation.save(update_fields=["lease", "resource_id", "state", "resolved_at"])
+    _end_recovery(operation, Obligation.ClosedAs.HANDED_OVER)
+
+
+def _end_recovery(operation: Operation, closed_as: Obligation.ClosedAs) -> None:
+    """Close the recovery of a locked operation. One that an operator ended unverified has none any more."""
+    recovery = (
+        Obligation.objects.select_for_update(no_key=True).filter(operation=operation, closed_at__isnull=True).first()
+    )
     if recovery is None:
         return
     holder: UUID | None = recovery.attempt_id
@@ -278,7 +379,7 @@ def _hand_over(operation: Operation, lease: Lease) -> None:
         Attempt.objects.filter(pk=holder, finished_at__isnull=True).update(
             finished_at=Now(), outcome=Attempt.Outcome.HANDED_OVER
         )
-    close(recovery, Obligation.ClosedAs.HANDED_OVER)
+    close(recovery, closed_as)
 
 
 def _require(lease: Lease, state: Lease.State) -> None:

@@ -14,7 +14,18 @@ from uuid import uuid4
 
 from django.db import connection, transaction
 
-from leases.models import Company, Environment, Issue, Lease, Obligation, Operation, ProviderAccount, Receipt, Run
+from leases.models import (
+    Attempt,
+    Company,
+    Environment,
+    Issue,
+    Lease,
+    Obligation,
+    Operation,
+    ProviderAccount,
+    Receipt,
+    Run,
+)
 
 _number = count(1)
 
@@ -238,6 +249,20 @@ def probe(account_: ProviderAccount | None = None, *, due_in: float = 0.0, **val
             "account": subject,
             "probed_account": subject,
             "due_at": at(due_in),
+            **values,
+        }
+    )
+
+
+def attempt(obligation: Obligation, **values: Any) -> Attempt:
+    """Write a finished attempt into the history of an obligation."""
+    return Attempt.objects.create(
+        **{
+            "company_id": obligation.company_id,
+            "obligation": obligation,
+            "worker": "test",
+            "finished_at": database_now(),
+            "outcome": Attempt.Outcome.FAILED,
             **values,
         }
     )

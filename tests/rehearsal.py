@@ -143,6 +143,7 @@ class RehearsalProvider(Provider[Endpoint, Config]):
 
     def start(self, resource_id: str, *, within: float) -> None:
         self._box("start", resource_id).state = "running"
+        self._done("start", resource_id)
 
     def stop(self, resource_id: str, *, grace: float, within: float) -> None:
         self._box("stop", resource_id).state = "stopped"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from cleanup.handlers.probe_account import probe_account
 from cleanup.handlers.recover_creation import recover_creation
+from cleanup.handlers.recover_start import recover_start
+from cleanup.handlers.startup import startup_of
 from cleanup.handlers.teardown import teardown
 from cleanup.work import Handler
 from leases.models import Obligation
@@ -11,5 +13,7 @@ from leases.models import Obligation
 HANDLERS: dict[str, Handler] = {
     Obligation.Kind.TEARDOWN: teardown,
     Obligation.Kind.RECOVER_CREATION: recover_creation,
+    Obligation.Kind.RECOVER_START: recover_start,
+    Obligation.Kind.STARTUP: startup_of,
     Obligation.Kind.PROBE_ACCOUNT: probe_account,
 }

@@ -24,8 +24,8 @@ from cleanup import backoff
 from cleanup.claims import Claim, fenced
 from cleanup.work import Call, Context, Done, Failed, NeedsOperator, NotSeen, Outcome, identify
 from leases import audit, bounds, companies, transitions
-from leases.acquisition import is_owned, save_resource_id
 from leases.credentials import CredentialUnusable
+from leases.journal import is_owned, save_resource_id
 from leases.models import Obligation, Operation
 from providers.contract import MARK_INSTALLATION, MARK_PREFIX, ErrorKind, ProviderError, Resource, usable
 from providers.registry import ConfigurationError, ProviderUnavailable, load

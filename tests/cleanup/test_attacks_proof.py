@@ -15,7 +15,7 @@ from django.db import connection
 import leases
 from cleanup import evidence as evidence_module
 from cleanup.engine import Engine
-from leases import acquisition, bounds, transitions
+from leases import acquisition, bounds, creating, journal, transitions
 from leases.errors import AcquireFailed, AcquireRefused, AcquireRejected, AcquireUncertain
 from leases.models import (
     Attempt,
@@ -29,6 +29,7 @@ from leases.models import (
     Run,
 )
 from leases.models.environments import Policy
+from leases.patience import Patience
 from providers.contract import (
     Busy,
     Capabilities,
@@ -341,8 +342,10 @@ def _dies_after_create(rehearsal: Rehearsal, **how: Any) -> Operation:
         raise KeyboardInterrupt
 
     rehearsal.world.after["create"] = die
-    with pytest.raises(KeyboardInterrupt):
-        acquired(rehearsal, **how)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(acquisition, "_abandon", lambda _: None)  # who is killed tells nobody
+        with pytest.raises(KeyboardInterrupt):
+            acquired(rehearsal, **how)
     del rehearsal.world.after["create"]
     return Operation.objects.get()
 
@@ -449,7 +452,7 @@ def test_a_second_id_for_one_creation_gets_an_owner_of_its_own(
         def recover() -> None:
             if found == "found":
                 (first,) = rehearsal.world.boxes
-                acquisition.save_resource_id(Operation.objects.get(), first)
+                journal.save_resource_id(Operation.objects.get(), first)
             else:
                 stop(rehearsal)
                 sweep(rehearsal)
@@ -524,7 +527,7 @@ def test_an_id_that_comes_late_from_a_process_that_dies_wakes_its_quiet_recovery
         raise KeyboardInterrupt
 
     rehearsal.world.hooks["create"] = give_up
-    monkeypatch.setattr(acquisition, "_attach", die)
+    monkeypatch.setattr(creating, "_attach", die)
     with pytest.raises(KeyboardInterrupt):
         acquired(rehearsal)
     row = owed(Operation.objects.get())
@@ -559,18 +562,21 @@ def test_an_id_survives_a_database_session_that_ends_between_the_create_and_its_
 
 
 class _Suspended:
-    """A clock of a process that is stopped for so many seconds between its two looks at it."""
+    """A clock of a process that is stopped for so many seconds right after it journalled."""
 
     def __init__(self, seconds: float) -> None:
-        self._readings = iter([1000.0, 1000.0 + seconds])
+        self._seconds = seconds
 
     def __call__(self) -> float:
-        return next(self._readings)
+        return 1000.0 + (self._seconds if Operation.objects.exists() else 0.0)
 
 
 def _acquire_by(rehearsal: Rehearsal, clock: _Suspended) -> Lease:
     return leases.acquire(
-        rehearsal.environment.pk, company_id=rehearsal.company.pk, run_id=rehearsal.run.pk, clock=clock
+        rehearsal.environment.pk,
+        company_id=rehearsal.company.pk,
+        run_id=rehearsal.run.pk,
+        patience=Patience(clock=clock),
     )
 
 
@@ -578,7 +584,7 @@ def test_a_create_is_not_sent_late(rehearsal: Rehearsal) -> None:
     """Its recovery may have looked and given up meanwhile; a sandbox made after that would be nobody's."""
     with pytest.raises(AcquireFailed) as caught:
         _acquire_by(rehearsal, _Suspended(bounds.CREATE_MARGIN + 1))
-    assert caught.value.code == "timeout"
+    assert caught.value.code == "not_ready"
     assert (rehearsal.world.count("create"), rehearsal.world.boxes) == (0, {})
     operation = Operation.objects.get()
     assert (operation.state, owed(operation).closed_as) == ("resolved", "nothing_owed")
@@ -593,15 +599,16 @@ def test_a_create_within_its_margin_is_sent(rehearsal: Rehearsal) -> None:
 def test_a_create_that_is_not_sent_ends_a_recovery_that_is_looking_for_it(
     rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looking, journal = Gate(), acquisition._journal
+    looking, real = Gate(), acquisition._journal
     rehearsal.world.hooks["find"] = looking
     recovering: list[Background] = []
 
-    def suspended(operation: Operation, *args: Any) -> None:
-        journal(operation, *args)
-        falls_due(owed(operation))
+    def suspended(*args: Any) -> tuple[Operation, float]:
+        journalled = real(*args)
+        falls_due(owed(journalled[0]))
         recovering.append(Background(lambda: _once(rehearsal)))
         looking.wait()
+        return journalled
 
     monkeypatch.setattr(acquisition, "_journal", suspended)
     with pytest.raises(AcquireFailed):
@@ -643,7 +650,7 @@ def test_an_attach_whose_commit_reply_is_lost_returns_the_lease(
 def test_an_attach_whose_lease_was_stopped_before_the_reply_was_known_lost_returns_no_active_lease(
     rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attach, lost, calls = acquisition._attach, lost_commit_reply(), []
+    attach, lost, calls = creating._attach, lost_commit_reply(), []
 
     def attach_twice(*args: Any) -> Lease:
         calls.append(1)
@@ -653,7 +660,7 @@ def test_an_attach_whose_lease_was_stopped_before_the_reply_was_known_lost_retur
         with lost:
             return attach(*args)
 
-    monkeypatch.setattr(acquisition, "_attach", attach_twice)
+    monkeypatch.setattr(creating, "_attach", attach_twice)
     with pytest.raises(AcquireRejected):
         acquired(rehearsal)
     assert len(calls) == 2

@@ -21,7 +21,7 @@ import leases
 from cleanup import claims
 from cleanup.claims import claim
 from cleanup.engine import Engine
-from leases import acquisition, releasing, retrying, transitions
+from leases import creating, journal, releasing, retrying, transitions
 from leases.clock import boottime
 from leases.errors import AcquireRejected
 from leases.models import BridgeActivity, Lease, Obligation, Operation, ProviderAccount
@@ -154,7 +154,7 @@ def test_a_stop_comes_while_a_recovery_hands_over(rehearsal: Rehearsal, monkeypa
 
 def test_a_recovery_hands_over_while_a_stop_cancels(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
     operation = _abandoned(rehearsal)
-    gate = _stops_before(monkeypatch, releasing, "wake")
+    gate = _stops_before(monkeypatch, journal, "wake")
     reached, recovered = _meet(lambda: stop(rehearsal), gate, lambda: _once(rehearsal))
     assert (reached, recovered) == (1, {"proven": 1})
     operation.refresh_from_db()
@@ -179,7 +179,7 @@ def test_an_acquire_attaches_while_a_stop_cancels(rehearsal: Rehearsal, monkeypa
     rehearsal.world.after["create"] = created
     acquiring = Background(_refused(lambda: acquired(rehearsal)))
     created.wait()
-    gate = _stops_before(monkeypatch, releasing, "wake")
+    gate = _stops_before(monkeypatch, journal, "wake")
     stopping = Background(lambda: stop(rehearsal))
     gate.wait()
     created.open()
@@ -191,12 +191,12 @@ def test_an_acquire_attaches_while_a_stop_cancels(rehearsal: Rehearsal, monkeypa
     _destroyed(rehearsal)
 
 
-@pytest.mark.parametrize("before", ["_save_answered_id", "_attach"])
+@pytest.mark.parametrize(("module", "before"), [(journal, "save_answered_id"), (creating, "_attach")])
 def test_an_acquire_comes_while_a_recovery_hands_over(
-    rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch, before: str
+    rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch, module: Any, before: str
 ) -> None:
     """The attach holds the run and waits for the operation; the recovery needs the run's key for its lease."""
-    created = _stops_before(monkeypatch, acquisition, before)
+    created = _stops_before(monkeypatch, module, before)
     acquiring = Background(_refused(lambda: acquired(rehearsal)))
     created.wait()
     falls_due(owed(Operation.objects.get()))

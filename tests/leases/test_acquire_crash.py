@@ -31,7 +31,7 @@ import os, signal, sys
 import django
 django.setup()
 import leases
-from leases import acquisition, transitions
+from leases import creating, journal, transitions
 from providers.local import client
 from providers.local.provider import LocalProvider
 
@@ -53,13 +53,13 @@ match step:
     case "created, before the reply":
         client.launch = dies_after(client.launch)
     case "create returned":
-        acquisition.save_resource_id = dies
+        journal.save_resource_id = dies
     case "id saved":
-        acquisition._attach = dies
+        creating._attach = dies
     case "middle of attach":
         transitions._hand_over = dies_after(transitions._hand_over)
     case "attached":
-        acquisition._attach = dies_after(acquisition._attach)
+        creating._attach = dies_after(creating._attach)
 leases.acquire(environment, company_id=company, run_id=run)
 print("acquired")
 """
@@ -160,7 +160,7 @@ def test_a_sandbox_whose_acquire_was_killed_is_found_owned_once_and_destroyed(pl
     assert place.sweep() == {}  # the call's bound has not passed: the acquire might still be alive
 
     _time_passes(operation, CALL_BOUND_PASSES)
-    assert place.sweep() == {"proven": 2}  # the recovery, and the teardown that it owed
+    assert place.sweep() == {"proven": 3}  # the recovery, the teardown that it owed, and the end of the startup
     lease = Lease.objects.get()
     assert (lease.state, lease.pk) == (Lease.State.FAILED, operation.lease_uuid)
     operation.refresh_from_db()
@@ -209,7 +209,7 @@ def test_the_next_acquire_after_a_kill_makes_its_own_sandbox_and_meets_no_name_o
     assert len(place.sandboxes()) == 2
     first = Operation.objects.get(state=Operation.State.PENDING)
     _time_passes(first, CALL_BOUND_PASSES)
-    assert place.sweep() == {"proven": 2}
+    assert place.sweep() == {"proven": 3}
     lease = Lease.objects.get(state=Lease.State.ACTIVE)
     assert place.sandboxes() == [lease.resource_id]
     assert leases.bridge(lease.pk).execute(["true"]).exit_code == 0

@@ -487,9 +487,9 @@ def _() -> Any:
 
 @refuses("operation_facts_are_final", trigger="operation_is_monotone")
 def _() -> Any:
-    """Neither is a request's name given later nor taken away: NULL is a value here."""
+    """A request's name may be given up (for the operation that replaces this one), and never be another."""
     row = factories.operation(request_key="try 1")
-    return change(row, request_key=None), change(row, request_key="try 1")
+    return change(row, request_key="try 2"), change(row, request_key=None)
 
 
 @refuses("operation_facts_are_final", trigger="operation_is_monotone")

@@ -9,7 +9,7 @@ from django.db import DataError, IntegrityError, connection, transaction
 
 import leases
 from cleanup.engine import Engine
-from leases import acquisition
+from leases import journal
 from leases.errors import AcquireFailed, AcquireRefused, AcquireUncertain, NotFound
 from leases.models import Company, Environment, Lease, Obligation, Operation, Run
 from providers import registry
@@ -86,7 +86,7 @@ def test_a_journal_that_cannot_be_written_means_that_the_provider_is_never_calle
     def refuse(*_: Any, **__: Any) -> None:
         raise IntegrityError("the database does not take it")
 
-    monkeypatch.setattr(acquisition.audit, "record", refuse)
+    monkeypatch.setattr(journal.audit, "record", refuse)
     with pytest.raises(IntegrityError):
         acquired(rehearsal)
     assert rehearsal.world.count("create") == 0
@@ -120,7 +120,7 @@ def test_an_id_that_cannot_be_saved_leads_to_no_destructive_call(
     def refuse(*_: Any) -> None:
         raise DataError("the database does not take it")
 
-    monkeypatch.setattr(acquisition, "save_resource_id", refuse)
+    monkeypatch.setattr(journal, "save_resource_id", refuse)
     with pytest.raises(DataError):
         acquired(rehearsal)
     monkeypatch.undo()
@@ -241,7 +241,7 @@ def test_an_id_that_comes_late_wakes_a_recovery_that_had_given_up_looking(rehear
     operation = _lost(rehearsal)
     (resource_id,) = rehearsal.world.boxes
     Obligation.objects.filter(operation=operation).update(due_at=None, quiet=why)
-    elsewhere(lambda: acquisition.save_resource_id(Operation.objects.get(pk=operation.pk), resource_id))
+    elsewhere(lambda: journal.save_resource_id(Operation.objects.get(pk=operation.pk), resource_id))
     assert is_due(owed(operation))
     assert owed(operation).quiet == ""
     assert sweep(rehearsal) == {"proven": 2}

@@ -18,7 +18,8 @@ BEGIN
     RETURN NEW;
 END $$;
 
--- What an operator ended unverified may still turn up: then it is attached to an owner for its teardown.
+-- What an operator ended unverified may still turn up: then it is attached to an owner for its teardown. The key of a
+-- request is given up where another operation takes the request over, and never written anew.
 CREATE OR REPLACE FUNCTION leases_operation_is_monotone() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF (OLD.resource_id <> '' AND NEW.resource_id <> OLD.resource_id)
@@ -29,7 +30,7 @@ BEGIN
        OR NEW.run_uuid IS DISTINCT FROM OLD.run_uuid
        OR NEW.kind <> OLD.kind
        OR NEW.source_id IS DISTINCT FROM OLD.source_id
-       OR NEW.request_key IS DISTINCT FROM OLD.request_key
+       OR NEW.request_key <> OLD.request_key OR (OLD.request_key IS NULL AND NEW.request_key IS NOT NULL)
        OR (OLD.state <> 'pending' AND NEW.state = 'pending')
        OR (NEW.company_id, NEW.account_id) IS DISTINCT FROM (OLD.company_id, OLD.account_id)
        OR (OLD.state = 'resolved' AND NEW.state <> 'resolved')

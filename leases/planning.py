@@ -1,0 +1,176 @@
+"""What is recorded before a provider is asked: snapshot, name and marks, and who may use the sandbox again.
+
+Nothing here writes or asks; `leases.journal` writes it.
+
+A sandbox may serve another run only within its *scope* (who may have it) and with an equal *fingerprint* (what it was
+made from). A lease of no run has no scope, so it is never used again (domain I-12).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID, uuid4
+
+from leases import bounds
+from leases.clock import database_now
+from leases.errors import AcquireRefused
+from leases.models import Environment, Installation, Lease, Operation, Run
+from leases.models.environments import Policy
+from providers.contract import MARK_INSTALLATION, MARK_PREFIX
+from providers.registry import AnyProvider, ProviderUnavailable, load
+
+_SCOPE_LIMIT = 200
+_KEY_LIMIT = 200
+_REUSING = (Policy.REUSE_BY_ENVIRONMENT, Policy.REUSE_BY_EXECUTION_WORKSPACE)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a caller of acquire asked for. Refuses nonsense before anything is read or written."""
+
+    environment_id: UUID
+    company_id: UUID
+    run_id: UUID | None = None
+    workspace: str = ""
+    agent: str = ""
+    key: str | None = None
+    setup: Sequence[Sequence[str]] = ()
+    ends_in: float | None = None
+    actor: str = "api"
+
+    def __post_init__(self) -> None:
+        for name in ("environment_id", "company_id", "run_id"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, UUID):
+                object.__setattr__(self, name, UUID(value))
+        if self.key is not None and not (0 < len(self.key) <= _KEY_LIMIT and self.key.isprintable()):
+            raise AcquireRefused(f"a request key is 1 to {_KEY_LIMIT} printable characters", code="invalid")
+        for name in ("workspace", "agent"):
+            if not getattr(self, name).isprintable():
+                raise AcquireRefused(f"{name} must be printable", code="invalid")
+        for argv in self.setup:
+            if isinstance(argv, str | bytes) or not argv or not all(isinstance(word, str) for word in argv):
+                raise AcquireRefused(
+                    "each set-up command is a program and its arguments, one text each", code="invalid"
+                )
+        if self.ends_in is not None:
+            if self.run_id is not None:
+                raise AcquireRefused("only a lease without a run ends at a time of its own", code="invalid")
+            if not 0 < self.ends_in <= bounds.AD_HOC_LONGEST:
+                raise AcquireRefused(f"an ad-hoc lease ends in at most {bounds.AD_HOC_LONGEST:.0f} s", code="invalid")
+
+
+def adapter(key: str) -> type[AnyProvider]:
+    """Return a provider's adapter. Raises `AcquireRefused` where this process has none."""
+    try:
+        return load(key)
+    except ProviderUnavailable as error:
+        raise AcquireRefused(str(error), code="provider_unavailable") from error
+
+
+def creation(environment: Environment, request: Request) -> Operation:
+    """Return the unsaved operation of a creation. Identity, digest and fingerprint follow once the account answered."""
+    account = environment.account
+    operation_id, lease_id = uuid4(), uuid4()
+    marks = {
+        MARK_INSTALLATION: str(Installation.current().pk),
+        f"{MARK_PREFIX}company": str(environment.company_id),
+        f"{MARK_PREFIX}environment": str(environment.pk),
+        f"{MARK_PREFIX}lease": str(lease_id),
+        f"{MARK_PREFIX}operation": str(operation_id),
+    }
+    if request.run_id is not None:
+        marks[f"{MARK_PREFIX}run"] = str(request.run_id)
+    cls = adapter(account.provider)
+    policy = environment.policy if request.run_id is not None else Policy.EPHEMERAL
+    if policy in _REUSING and not cls.capabilities.keeps_files:
+        policy = Policy.EPHEMERAL  # nothing would be left to use again
+    return Operation(
+        id=operation_id,
+        kind=Operation.Kind.CREATE,
+        company_id=environment.company_id,
+        account=account,
+        environment_uuid=environment.pk,
+        run_uuid=request.run_id,
+        lease_uuid=lease_id,
+        request_key=request.key,
+        name=f"pe-{operation_id.hex}",
+        marks=marks,
+        provider=account.provider,
+        endpoint=account.endpoint,
+        credential_uuid=account.credential_id,
+        credential_reference=account.credential.reference if account.credential else "",
+        config=environment.config,
+        policy=policy,
+        scope=_scope(environment, policy, request),
+        drain_seconds=environment.drain_seconds,
+        hourly_price=environment.hourly_price,
+        ends_at=_end(request),
+        finds_by_name=cls.capabilities.finds_by_name,
+        creation_window=cls.capabilities.creation_window,
+        proves_no_allocation=sorted(cls.capabilities.proves_no_allocation),
+        binding=cls.binding,
+    )
+
+
+def start(planned: Operation, source: Lease, start_id: UUID) -> Operation:
+    """Return the unsaved operation that starts the stopped sandbox of `source` for the request behind `planned`.
+
+    The same run gets its own lease back, another one a successor.
+    """
+    created = Operation.objects.get(account_id=source.account_id, kind=Operation.Kind.CREATE, name=source.resource_name)
+    fields = {field.attname: getattr(planned, field.attname) for field in Operation._meta.concrete_fields}  # noqa: SLF001 - documented API of Django
+    same_run = source.run_id is not None and source.run_id == planned.run_uuid
+    return Operation(
+        **fields
+        | {
+            "id": start_id,
+            "kind": Operation.Kind.START,
+            "source_id": source.pk,
+            "lease_uuid": source.pk if same_run else uuid4(),
+            "name": source.resource_name,
+            "resource_id": source.resource_id,
+            "marks": created.marks,
+            "binding": created.binding,
+        }
+    )
+
+
+def fingerprint(operation: Operation) -> str:
+    """Return a digest of everything that a sandbox is made from; equal for two that are interchangeable."""
+    parts = [
+        operation.provider,
+        operation.endpoint,
+        operation.account_identity,
+        operation.config,
+        operation.binding,
+        str(operation.environment_uuid),
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _scope(environment: Environment, policy: str, request: Request) -> str:
+    """Return who may use the sandbox again: the environment's next run, or the next one of its workspace or issue."""
+    if policy not in _REUSING or request.run_id is None:
+        return ""
+    scope = f"environment:{environment.pk}"
+    if policy == Policy.REUSE_BY_EXECUTION_WORKSPACE:
+        if request.workspace:
+            scope += f"/workspace:{request.workspace}"
+        else:  # a task without a workspace: the same issue and agent (S-010)
+            run = Run.objects.filter(pk=request.run_id, company_id=environment.company_id).first()
+            if run is None or run.issue_id is None:
+                return ""
+            scope += f"/issue:{run.issue_id}"
+    scope += f"/agent:{request.agent}"
+    return scope if len(scope) <= _SCOPE_LIMIT else "sha256:" + hashlib.sha256(scope.encode()).hexdigest()
+
+
+def _end(request: Request) -> datetime | None:
+    if request.run_id is not None:
+        return None
+    return database_now() + timedelta(seconds=request.ends_in or bounds.AD_HOC_DEFAULT)

@@ -1,0 +1,238 @@
+"""Reuse: which stopped sandbox a run gets again, starting it, and giving it to the run.
+
+A start is journalled like a creation, under the lock of the lease whose sandbox it is, before the provider is asked;
+from that commit on no receipt of the sandbox is proof, and nobody else starts, attaches or tears it down (constraints
+`operation_is_the_only_start_of_its_sandbox` and `start_is_alone_with_its_sandbox`). Only the provider's explicit word
+that it cannot be had again leads to a replacement; any other failure keeps the lease and creates nothing (domain 11.3).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from leases import audit, bounds, companies, journal, proof, startup, transitions
+from leases.connections import persistently
+from leases.demands import Demand, Verb
+from leases.errors import AcquireRejected, ResumeFailed
+from leases.models import Attempt, Lease, Obligation, Operation
+from leases.patience import TRANSIENT, Patience
+from leases.planning import Request
+from providers.contract import Busy, ErrorKind, Gone, ProviderError, Resource, Running, Sighting, Stopped
+from providers.registry import AnyProvider
+
+MISMATCH = "lease_fingerprint_mismatch"
+
+
+class CannotResume(Exception):
+    """The provider's explicit word that this sandbox cannot be had again. `reason` is a code of domain 2.3."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class Disturbed(Exception):
+    """An attempt is, or may be, at work on the sandbox. Nothing was decided; ask again soon."""
+
+
+def choose(planned: Operation, *, actor: str) -> Lease | None:
+    """Return the locked lease whose sandbox `planned` may have again, or None. Runs in the journal's transaction.
+
+    Sandboxes of the same scope that were made from something else are of no use to anyone any more: their destruction
+    is owed here, before anything is created in their place (S-009). Raises `Disturbed` where an attempt may still be
+    at work on the one that fits.
+    """
+    if not planned.scope:
+        return None
+    kept = list(
+        Lease.objects.select_for_update(no_key=True)
+        .filter(company_id=planned.company_id, scope=planned.scope, state=Lease.State.RELEASED)
+        .order_by("id")
+    )
+    fitting = None
+    for lease in sorted(kept, key=lambda lease: lease.released_at or lease.acquired_at, reverse=True):
+        if _is_starting(lease):
+            continue
+        if lease.fingerprint != planned.fingerprint or lease.account_id != planned.account_id:
+            transitions.reopen(lease, Demand(Verb.DELETE), reason=MISMATCH, actor=actor)
+        elif fitting is None and proof.is_proven_ended(lease):
+            fitting = lease
+    if fitting is not None and _is_disturbed(fitting):
+        raise Disturbed
+    return fitting
+
+
+def resume(operation: Operation, provider: AnyProvider, config: Any, request: Request, *, patience: Patience) -> Lease:
+    """Start the sandbox of a journalled start and return the active lease that it is now.
+
+    The same run has its lease back; another one gets a successor, and the predecessor is history. Raises
+    `CannotResume` (then `replace` it), `ResumeFailed` (it is kept, and nothing was created) and `AcquireRejected` (it
+    runs, and its caller may not have it any more; it is being stopped, and kept).
+    """
+    try:
+        resource = _start(operation, provider, patience)
+    except ProviderError as error:
+        kind = error.kind.value
+        persistently(lambda: journal.give_up(operation, "operation.start_failed", kind=kind))
+        raise ResumeFailed(
+            f"the sandbox to be used again could not be started ({error}); it is kept, and nothing was created",
+            code=kind,
+        ) from error
+    expires_at = _deadline(provider, operation, config)
+    return persistently(lambda: _attach(operation, resource, expires_at, request.actor))
+
+
+def _start(operation: Operation, provider: AnyProvider, patience: Patience) -> Resource:
+    """Start the stopped sandbox of a journalled operation and return it running. Writes nothing.
+
+    Raises `CannotResume` only on the provider's explicit word, and `ProviderError` otherwise: at once for what will
+    not pass, for the rest when the patience is over.
+    """
+    last: ProviderError = ProviderError(ErrorKind.TIMEOUT, "the sandbox did not start in time")
+    missing = False
+    while not patience.is_over:
+        try:
+            sighting = provider.inspect(operation.resource_id, within=bounds.INSPECT)
+            missing = isinstance(sighting, Gone)
+            if isinstance(sighting, Gone):
+                if sighting.stated or not provider.capabilities.absence_apart:
+                    raise _gone(operation, provider)
+            else:
+                _require_ours(operation, sighting)
+                if isinstance(sighting, Running):
+                    return sighting.resource
+                if not isinstance(sighting, Busy) and not patience.is_over:
+                    # Asked again right before sending: a process that was suspended must not start it late.
+                    provider.start(operation.resource_id, within=bounds.START)
+        except ProviderError as error:
+            if error.kind == ErrorKind.CANNOT_START:
+                raise CannotResume("resume_failed") from error
+            if error.kind not in TRANSIENT and error.kind != ErrorKind.NOT_FOUND:
+                raise
+            last = error
+        patience.wait()
+    if missing:  # seen missing to the end: as explicit as it gets where absence is never stated
+        raise _gone(operation, provider)
+    raise last
+
+
+def _gone(operation: Operation, provider: AnyProvider) -> CannotResume:
+    """Return that it is gone, if the recorded account still is who says so (design 6, *Identity before absence*)."""
+    if provider.identify(within=bounds.IDENTIFY) != operation.account_identity:
+        raise ProviderError(ErrorKind.IDENTITY, "another account answers than the one recorded")
+    return CannotResume("not_found")
+
+
+def _require_ours(operation: Operation, sighting: Sighting) -> None:
+    """Raise `CannotResume` where what answers to the id is not what was created: it must carry the creation's marks."""
+    if isinstance(sighting, Stopped | Running) and not operation.marks.items() <= dict(sighting.resource.marks).items():
+        raise CannotResume("identity_mismatch")
+
+
+def replace(operation: Operation, planned: Operation, request: Request, reason: str) -> None:
+    """Give a start up for good and journal the creation in its place, in one transaction. Safe to repeat.
+
+    Raises `AcquireRejected` where the caller may not have another sandbox by now; the old one's end is owed all the
+    same.
+    """
+    with transaction.atomic():
+        if Operation.objects.filter(pk=planned.pk).exists():
+            return
+        companies.hold(operation.company_id)
+        run = journal.live_run(operation.run_uuid, operation.company_id)
+        source, locked = journal.locked_start(operation)
+        problem = journal.why_not(locked, run)
+        if locked.state == Operation.State.PENDING:
+            transitions.refuse_operation(locked)
+            transitions.reopen(source, _demand_for(reason), reason=reason, actor=request.actor)
+            audit.record("lease.replaced", source, company_id=source.company_id, actor=request.actor, reason=reason)
+        if not problem:
+            Operation.objects.filter(pk=locked.pk).update(request_key=None)
+            journal.write(planned, due_in=bounds.CREATE + bounds.CREATE_MARGIN, run=run, actor=request.actor)
+    if problem:
+        raise AcquireRejected(f"the sandbox cannot be used again, and there is no other: {problem}")
+
+
+def stop_again(operation: Operation, source: Lease, resource: Resource | None, *, reason: str, actor: str) -> None:
+    """The started sandbox of a locked operation is nobody's: stop it, and keep its files (S-041).
+
+    `resource` is what was seen of it running, which raises the epoch in the same transaction; None where it was not.
+    """
+    transitions.refuse_operation(operation)
+    transitions.reopen(source, Demand(Verb.STOP_ONLY), reason=reason, actor=actor, started=resource)
+    startup.owe(operation)
+
+
+def _attach(operation: Operation, resource: Resource, expires_at: datetime | None, actor: str) -> Lease:
+    with transaction.atomic():
+        companies.hold(operation.company_id)
+        run = journal.live_run(operation.run_uuid, operation.company_id)
+        source, locked = journal.locked_start(operation)
+        if attached := journal.already_attached(locked, resource.resource_id):
+            return attached
+        problem = journal.why_not(locked, run)
+        if not problem and locked.lease_uuid == source.pk:
+            transitions.resume(locked, source, resource, expires_at=expires_at, actor=actor)
+            return source
+        if not problem:
+            return transitions.succeed(locked, source, resource, expires_at=expires_at, actor=actor)
+        if locked.state == Operation.State.PENDING:
+            stop_again(locked, source, resource, reason="acquire_rejected", actor=actor)
+    raise AcquireRejected(f"the sandbox may not be used again: {problem}; it is being stopped, and kept")
+
+
+def calls_are_over(operation: Operation) -> bool:
+    """Return whether no call of a start can be under way any more: its caller said so, or its bound is long over."""
+    bound = timedelta(seconds=bounds.RESUME + bounds.START + bounds.CREATE_MARGIN)
+    over = Q(call_ended_at__isnull=False) | Q(created_at__lte=Now() - bound)
+    return Operation.objects.filter(over, pk=operation.pk).exists()
+
+
+def _demand_for(reason: str) -> Demand:
+    """Return what becomes of a sandbox that cannot be had again.
+
+    One that was not found is stopped should it turn up, not destroyed: where absence cannot be stated it may be a list
+    that flaps, and its files somebody's work.
+    """
+    return Demand(Verb.STOP_OR_DELETE if reason == "not_found" else Verb.DELETE)
+
+
+def _is_starting(lease: Lease) -> bool:
+    return Operation.objects.filter(
+        kind=Operation.Kind.START,
+        state=Operation.State.PENDING,
+        account_id=lease.account_id,
+        resource_id=lease.resource_id,
+    ).exists()
+
+
+def _is_disturbed(lease: Lease) -> bool:
+    """An attempt holds an obligation on this sandbox, or lost it less than one call bound ago (design 2.2)."""
+    of_sandbox = Q(lease__account_id=lease.account_id, lease__resource_id=lease.resource_id)
+    held = Obligation.objects.filter(of_sandbox, attempt_id__isnull=False, due_at__gt=Now())
+    late = Attempt.objects.filter(
+        obligation__lease__account_id=lease.account_id,
+        obligation__lease__resource_id=lease.resource_id,
+        outcome=Attempt.Outcome.SUPERSEDED,
+        announced_at__gt=Now() - timedelta(seconds=bounds.LONGEST_CALL + bounds.SEND_MARGIN),
+    )
+    return held.exists() or late.exists()
+
+
+def _deadline(provider: AnyProvider, operation: Operation, config: Any) -> datetime | None:
+    """Set the provider's own deadline again, which the stop turned off, and return it; None where there is none.
+
+    A failure leaves it to the obligation that keeps deadlines ahead: the sandbox runs, and is owned.
+    """
+    seconds = provider.lifetime(config) if provider.capabilities.has_deadline else None
+    if seconds is None:
+        return None
+    try:
+        return provider.extend(operation.resource_id, seconds, within=bounds.START)
+    except ProviderError:
+        return None
