@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -21,11 +22,11 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.views import View
 
-from leases import deciding
+from leases import bounds, deciding
 from leases.admin import retry
 from leases.clock import database_now
 from leases.errors import LeaseError, NotFound
-from leases.models import Installation, Obligation, Operation
+from leases.models import Obligation, Operation
 from providers.contract import RESOURCE_ID_LIMIT
 
 
@@ -35,6 +36,7 @@ class Choice:
 
     label: str
     url: str
+    grave: bool
 
 
 class ReasonForm(forms.Form):
@@ -141,8 +143,9 @@ class Decision(View):
             "grave": self.grave,
             "obligation": self.obligation,
             "operation": operation,
+            "subject": operation if self.model is Operation else self.obligation,
+            "appears_until": appears_until(operation),
             "marks": sorted(operation.marks.items()) if operation else (),
-            "installation": str(Installation.current().pk),
             "confirmation": deciding.confirmation_of(self.obligation) if self.obligation and self.grave else "",
             "last_attempt": self.obligation.attempts.order_by("-claimed_at").first() if self.obligation else None,
             "now": database_now(),
@@ -230,7 +233,9 @@ class SettleUnverified(_OfObligation):
 
     @classmethod
     def offered(cls, row: Obligation) -> UUID | int | None:
-        return row.pk if deciding.is_settleable(row) else None
+        """Only once the machine is at its end: what is merely late is nobody's to give up."""
+        at_an_end = row.quiet in Obligation.FOR_PEOPLE or row.escalated_at is not None
+        return row.pk if at_an_end and deciding.is_settleable(row) else None
 
     def find(self, pk: int) -> tuple[Operation | None, Obligation]:
         operation, row = super().find(pk)
@@ -260,7 +265,7 @@ def choices(request: HttpRequest, row: Obligation) -> tuple[Choice, ...]:
     offered = (
         (decision, decision.offered(row)) for decision in DECISIONS if request.user.has_perm(decision.permission)
     )
-    return tuple(Choice(decision.label, decision.address(pk)) for decision, pk in offered if pk is not None)
+    return tuple(Choice(d.label, d.address(pk), d.grave) for d, pk in offered if pk is not None)
 
 
 def urls(site: AdminSite, model: type[Model]) -> list[URLPattern]:
@@ -275,6 +280,13 @@ def urls(site: AdminSite, model: type[Model]) -> list[URLPattern]:
         for decision in DECISIONS
         if decision.model is model
     ]
+
+
+def appears_until(operation: Operation | None) -> datetime | None:
+    """Return until when a creation that nobody answered may still appear at its provider."""
+    if operation is None or operation.kind != Operation.Kind.CREATE:
+        return None
+    return operation.created_at + timedelta(seconds=bounds.CREATE + operation.creation_window)
 
 
 def _page_of(row: Model) -> str:

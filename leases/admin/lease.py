@@ -18,7 +18,7 @@ from leases.admin.owed import of_lease, section
 from leases.admin.situation import TONES, situation_of
 from leases.admin.stock import ViewOnly
 from leases.admin.times import NONE, badge, exact_of_row, of_row, short, span
-from leases.models import BridgeActivity, Lease, Obligation, Receipt
+from leases.models import BridgeActivity, Lease, Obligation, Operation, Receipt
 from leases.timeline import timeline
 
 _TONES = {Lease.State.ACTIVE: "good", Lease.State.PENDING_CLEANUP: "pending", Lease.State.FAILED: "bad"}
@@ -194,7 +194,9 @@ class LeaseAdmin(ViewOnly[Lease]):
             told = f"no: {receipt.evidence}, {receipt.ended}, proven for epoch {receipt.epoch}"
             return badge(told, "pending" if receipt.ended == Receipt.Ended.SUSPENDED else "good")
         if lease.receipts.filter(epoch=lease.epoch).exists():
-            return badge("perhaps: a start of it has no known end, so its receipts prove nothing", "bad")
+            if lease.starts.filter(state=Operation.State.PENDING).exists():
+                return badge("perhaps: it is being started, so its receipts prove nothing", "pending")
+            return badge("perhaps: a start of it was given up, so its receipts prove nothing", "bad")
         return badge("assume yes: nothing proves that it ended", "pending")
 
     @admin.display(description="taken over from")

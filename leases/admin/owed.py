@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.db.models import Case, Count, Min, Q, QuerySet, Value, When
 from django.db.models.functions import Now
 from django.http import HttpRequest
 
-from leases import bounds, proof
-from leases.admin.decisions import Choice, choices
+from leases import proof
+from leases.admin.decisions import Choice, appears_until, choices
 from leases.admin.retry import may_retry
 from leases.admin.situation import CONDITIONS, ESCALATED, TONES, Outlook, Situation, outlook
 from leases.clock import database_now
-from leases.models import Lease, Obligation, Operation, ProviderAccount
+from leases.models import Lease, Obligation, ProviderAccount
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,7 @@ class Card:
 
     @property
     def appears_until(self) -> datetime | None:
-        """Until when a creation that nobody answered may still appear at its provider."""
-        operation = self.obligation.operation
-        if operation is None or operation.kind != Operation.Kind.CREATE:
-            return None
-        return operation.created_at + timedelta(seconds=bounds.CREATE + operation.creation_window)
+        return appears_until(self.obligation.operation)
 
 
 @dataclass(frozen=True, slots=True)
