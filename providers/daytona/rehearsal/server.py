@@ -69,7 +69,29 @@ def _key(server: Any, request: Request) -> Answer:  # noqa: ARG001
 def _organization(server: Any, request: Request) -> Answer:  # noqa: ARG001
     if request.argument != request.account:
         raise Refused(403, "Forbidden resource")
-    return in_json({"id": request.account, "name": "rehearsal"})
+    moment = "2026-01-01T00:00:00.000Z"
+    limits = ("maxCpuPerSandbox", "maxMemoryPerSandbox", "maxDiskPerSandbox", "secretQuota", "maxSecretsPerSandbox")
+    switches = ("personal", "suspended", "sandboxLimitedNetworkEgress", "previewWarningEnabled", "ssoEnabled")
+    rates = ("authenticated", "sandboxCreate", "sandboxLifecycle")
+    return in_json(
+        {
+            "id": request.account,
+            "name": "rehearsal",
+            "createdBy": "rehearsal",
+            # The generated client insists on times and a reason also where nothing is suspended.
+            **dict.fromkeys(("createdAt", "updatedAt", "suspendedAt", "suspendedUntil"), moment),
+            "suspensionReason": "",
+            "suspensionCleanupGracePeriodHours": 24,
+            "snapshotDeactivationTimeoutMinutes": 20160,
+            **dict.fromkeys(limits, 100),
+            **dict.fromkeys((*switches, "scimEnabled"), False),
+            **dict.fromkeys(f"{rate}RateLimit" for rate in rates),
+            **dict.fromkeys(f"{rate}RateLimitTtlSeconds" for rate in rates),
+            "defaultQueueTimeout": None,
+            "experimentalConfig": {},
+            "otelConfig": None,
+        }
+    )
 
 
 def _execute(server: Any, request: Request) -> Answer:
