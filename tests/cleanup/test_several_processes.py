@@ -109,18 +109,18 @@ def test_a_worker_without_the_secret_beside_one_that_has_it_asks_no_person_for_a
     assert not any("hunter" in excerpt for excerpt in excerpts)
 
 
-def test_three_processes_that_recover_at_once_make_one_owner(environment: Environment) -> None:
+def test_three_processes_that_recover_at_once_make_one_owner(environment: Environment, tmp_path: Path) -> None:
     """S-057: three real processes, let go at the same moment."""
     operation = _lost(environment)
-    sweeps: list[subprocess.Popen[str]] = []
+    sweeps: list[subprocess.Popen[bytes]] = []
     try:
         with transaction.atomic():
             # Whoever claims locks the account first; all three wait for that.
             ProviderAccount.objects.select_for_update(no_key=True).get(pk=environment.account_id)
-            sweeps.extend(_sweep(number) for number in range(3))
+            sweeps.extend(_sweep(tmp_path / f"sweep-{number}.log") for number in range(3))
             eventually(lambda: _waiting() == 3, "all three wait to claim")
-        for process in sweeps:
-            assert process.wait(BOUND) == 0, process.stdout.read() if process.stdout else ""
+        told = [(process.wait(BOUND), log.read_text()) for process, log in zip(sweeps, sorted(tmp_path.glob("*.log")), strict=True)]
+        assert [status for status, _ in told] == [0, 0, 0], told
     finally:
         for process in sweeps:
             process.kill()
@@ -132,21 +132,21 @@ def test_three_processes_that_recover_at_once_make_one_owner(environment: Enviro
     assert lease.obligations.count() == 1
 
 
-def _sweep(number: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "manage.py", "sweep"],
-        cwd=CHECKOUT,
-        env={
-            **os.environ,
-            "DATABASE_URL": database_url(),
-            "DATABASE_LOCK_TIMEOUT_MS": "0",
-            "APPLICATION_NAME": f"sweep-{number}",
-            SECRET: "hunter2",
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def _sweep(log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "manage.py", "sweep"],
+            cwd=CHECKOUT,
+            env={
+                **os.environ,
+                "DATABASE_URL": database_url(),
+                "DATABASE_LOCK_TIMEOUT_MS": "0",
+                "APPLICATION_NAME": log.stem,
+                SECRET: "hunter2",
+            },
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
 
 
 def _waiting() -> int:
