@@ -110,17 +110,18 @@ def test_a_worker_without_the_secret_beside_one_that_has_it_asks_no_person_for_a
 
 
 def test_three_processes_that_recover_at_once_make_one_owner(environment: Environment, tmp_path: Path) -> None:
-    """S-057: three real processes, let go at the same moment."""
+    """S-056, S-057: three fresh processes with nothing but the database, let go at the same moment."""
     operation = _lost(environment)
+    logs = [tmp_path / f"sweep-{number}.log" for number in range(3)]
     sweeps: list[subprocess.Popen[bytes]] = []
     try:
         with transaction.atomic():
             # Whoever claims locks the account first; all three wait for that.
             ProviderAccount.objects.select_for_update(no_key=True).get(pk=environment.account_id)
-            sweeps.extend(_sweep(tmp_path / f"sweep-{number}.log") for number in range(3))
+            sweeps.extend(_sweep(log) for log in logs)
             eventually(lambda: _waiting() == 3, "all three wait to claim")
-        told = [(process.wait(BOUND), log.read_text()) for process, log in zip(sweeps, sorted(tmp_path.glob("*.log")), strict=True)]
-        assert [status for status, _ in told] == [0, 0, 0], told
+        ended = [process.wait(BOUND) for process in sweeps]
+        assert ended == [0, 0, 0], [log.read_text() for log in logs]
     finally:
         for process in sweeps:
             process.kill()

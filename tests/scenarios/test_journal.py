@@ -17,7 +17,7 @@ from django.db import connection, transaction
 import leases
 from cleanup import engine
 from cleanup.engine import Engine
-from leases import acquisition, credentials
+from leases import credentials, journal
 from leases.errors import AcquireRejected, AcquireUncertain, LeaseError
 from leases.models import Attempt, Company, Credential, Environment, Lease, Obligation, Operation, ProviderAccount, Run
 from providers import registry
@@ -380,7 +380,7 @@ def test_whoever_closes_a_company_waits_for_the_lease_that_is_being_made(
     """S-064: between the check and the commit nobody closes it, so no lease is made for a company that is closed."""
     _lost(rehearsal)
     gate = Gate()
-    original = acquisition.is_owned
+    original = journal.is_owned
 
     def slowly(*arguments: Any) -> bool:
         gate()
@@ -452,7 +452,7 @@ def test_an_id_that_is_being_saved_while_the_row_goes_quiet_is_not_slept_through
 
     def save() -> None:
         with transaction.atomic():
-            acquisition.save_resource_id(Operation.objects.get(pk=operation.pk), resource_id)
+            journal.save_resource_id(Operation.objects.get(pk=operation.pk), resource_id)
             gate()
 
     saving = Background(save)
@@ -489,7 +489,7 @@ def test_an_id_that_comes_late_takes_the_creation_back_into_ordinary_teardown(re
     operation = _lost(rehearsal)
     (resource_id,) = rehearsal.world.boxes
     Obligation.objects.filter(operation=operation).update(due_at=None, quiet=why)
-    elsewhere(lambda: acquisition.save_resource_id(Operation.objects.get(pk=operation.pk), resource_id))
+    elsewhere(lambda: journal.save_resource_id(Operation.objects.get(pk=operation.pk), resource_id))
     assert sweep(rehearsal) == {"proven": 2}
     assert rehearsal.world.count("find") == 0
     assert rehearsal.world.boxes == {}
@@ -502,7 +502,7 @@ def test_a_known_id_has_an_owner_even_while_its_credential_may_not_be_used(
     operation = _lost(rehearsal)
     (resource_id,) = rehearsal.world.boxes
     _disable(credential)
-    acquisition.save_resource_id(operation, resource_id)
+    journal.save_resource_id(operation, resource_id)
     assert Engine().sweep(rehearsal.account.pk, limit=1).outcomes == {"proven": 1}
     lease = _recorded(Lease.objects.get(), rehearsal)
     assert sweep(rehearsal) == {"quieted": 1}
@@ -546,12 +546,12 @@ def test_an_id_is_saved_once_and_nobody_saves_another(rehearsal: Rehearsal, who:
     """S-073."""
     operation = _lost(rehearsal)
     (resource_id,) = rehearsal.world.boxes
-    acquisition.save_resource_id(operation, resource_id)
+    journal.save_resource_id(operation, resource_id)
     if who == "the same":
-        acquisition.save_resource_id(operation, resource_id)
+        journal.save_resource_id(operation, resource_id)
     elif who == "another":
         with pytest.raises(Exception, match="already says otherwise"):
-            acquisition.save_resource_id(operation, "another")
+            journal.save_resource_id(operation, "another")
     else:
         with pytest.raises(Exception, match="already says otherwise"):
             Operation.objects.filter(pk=operation.pk).update(company=factories.company())
@@ -605,9 +605,7 @@ def test_a_provider_without_look_up_keeps_the_id_that_is_known(rehearsal: Rehear
     """S-070: without an id a person is asked; with one it needs no look-up."""
     without = _lost(rehearsal, finds_by_name=False)
     known = _lost(rehearsal, finds_by_name=False)
-    acquisition.save_resource_id(
-        known, next(i for i, b in rehearsal.world.boxes.items() if b.resource.name == known.name)
-    )
+    journal.save_resource_id(known, next(i for i, b in rehearsal.world.boxes.items() if b.resource.name == known.name))
     assert sweep(rehearsal) == {"quieted": 1, "proven": 2}
     assert (owed(without).quiet, owed(without).due_at, rehearsal.world.count("find")) == ("no_lookup", None, 0)
     assert owed(known).closed_as == "handed_over"
@@ -617,7 +615,7 @@ def test_an_attachment_that_is_refused_keeps_the_id_through_any_number_of_scans(
     """S-071: a live lease owns the sandbox that the provider named; the id stays for whoever decides."""
     owner = acquired(rehearsal)
     operation = _lost(rehearsal)
-    acquisition.save_resource_id(operation, owner.resource_id)
+    journal.save_resource_id(operation, owner.resource_id)
     for _ in range(4):
         retry(rehearsal)
         sweep(rehearsal)
