@@ -21,13 +21,14 @@ from leases.models import Attempt, Obligation, Run
 def startup_of(claim: Claim, _: Context) -> Generator[Call, Any, Outcome]:
     """Close the startup of a run when it is over; else wait for the next fact, or for the deadline of lost work."""
     yield from ()
+    # On its own: it locks the work before this row, as the end of that work does by its trigger.
+    startup.end_lost_work(claim.run)
     with transaction.atomic():
         run = Run.objects.select_for_update(no_key=True).get(pk=claim.run)
         row = fenced(claim)
         if row is None:
             return Done(proven=False)
-        startup.end_lost_work(run.pk)
-        claim.wakes = Obligation.objects.values_list("wakes", flat=True).get(pk=row.pk)  # ends counted just now
+        claim.wakes = row.wakes  # what those wakes told of is evaluated here, under the lock
         if startup.is_over(run.pk):
             transitions.close(row, Obligation.ClosedAs.PROVEN)
             finish_attempt(claim, Attempt.Outcome.PROVEN)
