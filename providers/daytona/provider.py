@@ -27,7 +27,6 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from providers.contract import (
-    Busy,
     Capabilities,
     Command,
     Created,
@@ -42,7 +41,6 @@ from providers.contract import (
     Running,
     Sighting,
     Stopped,
-    Unknown,
     is_name,
     require_name,
 )
@@ -50,10 +48,10 @@ from providers.daytona import answers, commands
 from providers.daytona.answers import Sandbox
 from providers.daytona.connection import api, is_jwt
 from providers.daytona.schemas import DaytonaConfig, DaytonaEndpoint
-from providers.failures import Call
+from providers.failures import Call, UnlessGone
 from providers.fields import safe_url
 from providers.http_api import Conversation, told_at
-from providers.reading import carries, carrying, elements, not_understood, text
+from providers.reading import carries, carrying, elements, not_understood, text, to_the_end, unfit
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PAGE = 200
@@ -130,11 +128,8 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
         """
         _require_id(resource_id)
         with self._api.conversation(Call.INSPECT, within) as conversation:
-            try:
+            with UnlessGone():
                 return answers.sighting(self._look(conversation, resource_id))
-            except ProviderError as error:
-                if error.kind is not ErrorKind.NOT_FOUND:
-                    raise
             listed, complete = self._listed(conversation, {"id": resource_id})
         return answers.absence(resource_id, listed, complete=complete)
 
@@ -156,9 +151,9 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
                 case Stopped():
                     self._change(conversation, resource_id, "/start")
                 case other if answers.cannot_recover(seen):
-                    raise ProviderError(ErrorKind.CANNOT_START, f"the sandbox is {_summary(other)}")
+                    raise ProviderError(ErrorKind.CANNOT_START, unfit(other).excerpt)
                 case other:
-                    raise _unfit(other)
+                    raise unfit(other)
 
     def recover(self, resource_id: str, *, within: float) -> None:
         """A repair that the service offers for some errors, a full disk among them. One that runs needs none."""
@@ -172,7 +167,7 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
                 case Running():
                     return
                 case other:
-                    raise _unfit(other)
+                    raise unfit(other)
 
     def stop(self, resource_id: str, *, grace: float, within: float) -> None:
         """The service has a grace period of its own; without any grace it is told to use force.
@@ -192,7 +187,7 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
                 case Stopped():
                     self._keep(conversation, seen)
                 case other:
-                    raise _unfit(other)
+                    raise unfit(other)
 
     def delete(self, resource_id: str, *, within: float) -> None:
         """A 404 means that there is nothing to ask for, perhaps because the last deletion failed: see `inspect`.
@@ -222,7 +217,7 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
             seen = self._the(resource_id, conversation.read(response))
             sighting = answers.sighting(seen)
             if isinstance(sighting, Gone):
-                raise _unfit(sighting)
+                raise unfit(sighting)
             if isinstance(sighting, Stopped) and not seen.has_deadline:
                 raise ProviderError(ErrorKind.REFUSED, "the sandbox is stopped, and kept without a deadline")
             wanted = told_at(response) + timedelta(seconds=seconds)
@@ -313,23 +308,18 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
 
     def _listed(self, conversation: Conversation, query: Mapping[str, str]) -> tuple[tuple[Sandbox, ...], bool]:
         """Read a list to its end. The second value is false where that was not reached."""
-        found: dict[str, Sandbox] = {}
-        cursor: str | None = None
-        cursors: set[str] = set()
-        for _ in range(_PAGES):
+        asked = {**query, "limit": str(_PAGE), "includeErroredDeleted": "true"}
+
+        def page(cursor: str | None) -> tuple[tuple[Sandbox, ...], str | None]:
             at = {"cursor": cursor} if cursor else {}
-            asked = {**query, "limit": str(_PAGE), "includeErroredDeleted": "true", **at}
-            page = answers.page(conversation.ask("GET", "/sandbox", query=asked))
-            for seen in page.items:
+            read = answers.page(conversation.ask("GET", "/sandbox", query={**asked, **at}))
+            for seen in read.items:
                 self._expect(seen.organization)
-                found[seen.resource.resource_id] = seen
-            cursor = page.cursor
-            if cursor is None:
-                return tuple(found.values()), True
-            if cursor in cursors:
-                raise ProviderError(ErrorKind.PROTOCOL, "not understood: a list that goes round in circles")
-            cursors.add(cursor)
-        return tuple(found.values()), False
+            return read.items, read.cursor
+
+        listed, complete = to_the_end(page, most=_PAGES)
+        # One that changes while the pages are read may be met twice.
+        return tuple({seen.resource.resource_id: seen for seen in listed}.values()), complete
 
     def _read(self, answer: object) -> Sandbox:
         seen = answers.sandbox(answer)
@@ -358,16 +348,6 @@ def _require_id(resource_id: str) -> None:
         raise ProviderError(ErrorKind.INVALID, "not the id of a sandbox: a UUID")
 
 
-def _unfit(sighting: Sighting) -> ProviderError:
-    """Say why a sandbox cannot be changed now."""
-    match sighting:
-        case Gone():
-            return ProviderError(ErrorKind.NOT_FOUND, "the sandbox is destroyed")
-        case Busy():
-            return ProviderError(ErrorKind.BUSY, f"state change in progress: {sighting.transition}")
-    return ProviderError(ErrorKind.REFUSED, f"the sandbox is {_summary(sighting)}")
-
-
 def _reaches(seen: Sandbox, wanted: datetime) -> bool:
     return seen.resource.expires_at is not None and seen.resource.expires_at >= wanted
 
@@ -376,10 +356,6 @@ def _deadline(seen: Sandbox) -> datetime:
     if seen.resource.expires_at is None:
         raise not_understood("the deadline of a sandbox")
     return seen.resource.expires_at
-
-
-def _summary(sighting: Sighting) -> str:
-    return sighting.reason if isinstance(sighting, Unknown) else type(sighting).__name__.lower()
 
 
 def _creation(name: str, marks: Mapping[str, str], config: DaytonaConfig) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from providers.contract import (
 from providers.docker import answers, commands
 from providers.docker.connection import Client, Conversation, Engine
 from providers.docker.schemas import DockerConfig, DockerEndpoint
-from providers.failures import Answered, Call
+from providers.failures import Answered, Call, UnlessGone
 from providers.reading import carrying, text
 
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -112,12 +112,8 @@ class DockerProvider(Provider[DockerEndpoint, DockerConfig]):
     def inspect(self, resource_id: str, *, within: float) -> Sighting:
         _require_id(resource_id)
         with self._engine.conversation(Call.INSPECT, within) as conversation:
-            try:
-                with conversation.asking(Call.INSPECT) as client:
-                    return answers.sighting(client.inspect_container(resource_id), resource_id)
-            except ProviderError as error:
-                if error.kind is not ErrorKind.NOT_FOUND:
-                    raise
+            with UnlessGone(), conversation.asking(Call.INSPECT) as client:
+                return answers.sighting(client.inspect_container(resource_id), resource_id)
             # The second source: a list of everything, of which the engine's filter only saves the rest.
             with conversation.asking(Call.INSPECT) as client:
                 found = answers.listed(client.containers(all=True, filters={"id": [resource_id]}))
@@ -156,13 +152,9 @@ class DockerProvider(Provider[DockerEndpoint, DockerConfig]):
 
     def delete(self, resource_id: str, *, within: float) -> None:
         _require_id(resource_id)
-        with self._engine.conversation(Call.DELETE, within) as conversation:
-            try:
-                with conversation.asking(Call.DELETE) as client:
-                    client.remove_now(resource_id)
-            except ProviderError as error:
-                if error.kind is not ErrorKind.NOT_FOUND:
-                    raise
+        conversing = self._engine.conversation(Call.DELETE, within)
+        with conversing as conversation, UnlessGone(), conversation.asking(Call.DELETE) as client:
+            client.remove_now(resource_id)
 
     def execute(self, resource_id: str, command: Command, *, within: float) -> Execution:
         """Needs `/bin/sh` in the image, and `head` for a command with stdin. See `providers.docker.commands`."""

@@ -18,7 +18,7 @@ import requests
 
 from providers import shell
 from providers.contract import Command, ErrorKind, Execution, ProviderError
-from providers.failures import Answered, Call
+from providers.failures import Answered, Call, translated
 from providers.http_api import Conversation, HttpApi
 from providers.reading import not_understood, structure, word
 
@@ -62,7 +62,8 @@ def run(conversation: Conversation, command: Command) -> Execution:
         },
         content=_envelope(asked),
     )
-    return shell.read(b"".join(_stdout(response.content)).decode("utf-8", "replace"), line.mark)
+    with translated(conversation.call, conversation.deadline):
+        return shell.read(b"".join(_stdout(response.content)).decode("utf-8", "replace"), line.mark)
 
 
 def _envelope(message: dict[str, Any]) -> bytes:

@@ -147,8 +147,10 @@ class E2BProvider(Provider[E2BEndpoint, E2BConfig]):
             listed, complete = self._listed(conversation, {answers.NAME: name})
         found = [seen.resource for seen in listed if seen.resource.name == name]
         ours = [resource for resource in found if carries(resource, marks)] or found
-        if len(ours) > 1 or (not ours and not complete):
-            raise ProviderError(ErrorKind.PROTOCOL, f"{len(ours)} sandboxes of that name in a list {complete=}")
+        if len(ours) > 1:
+            raise not_understood(f"{len(ours)} sandboxes of one name")
+        if not ours and not complete:
+            raise not_understood("a list of sandboxes that does not end")
         return ours[0] if ours else None
 
     def inspect(self, resource_id: str, *, within: float) -> Sighting:
@@ -198,7 +200,7 @@ class E2BProvider(Provider[E2BEndpoint, E2BConfig]):
                 case Stopped():
                     return
                 case Running():
-                    self._keep(conversation, seen, told_at(response) + timedelta(seconds=within + _PAUSE_MARGIN))
+                    self._keep(conversation, seen, told_at(response), within + _PAUSE_MARGIN)
                 case other:
                     raise unfit(other)
             try:
@@ -256,14 +258,14 @@ class E2BProvider(Provider[E2BEndpoint, E2BConfig]):
     def _look(self, conversation: Conversation, resource_id: str) -> Sandbox:
         return _described(conversation.ask("GET", f"/sandboxes/{resource_id}"), resource_id)
 
-    def _keep(self, conversation: Conversation, seen: Sandbox, until: datetime) -> None:
-        """See to it that the deadline, which kills, does not come before the pause has ended."""
-        if (deadline := seen.resource.expires_at) is None:
+    def _keep(self, conversation: Conversation, seen: Sandbox, now: datetime, seconds: float) -> None:
+        """See to it that the deadline, which kills, does not come before a pause has ended."""
+        deadline = seen.resource.expires_at
+        if deadline is None:
             raise not_understood("a running sandbox without a deadline")
-        if deadline >= until:
+        if deadline >= now + timedelta(seconds=seconds):
             return
-        left = conversation.deadline.left() + _PAUSE_MARGIN
-        if self._extend(conversation, seen.resource.resource_id, left) <= deadline:
+        if self._extend(conversation, seen.resource.resource_id, seconds) <= deadline:
             raise ProviderError(ErrorKind.REFUSED, "the sandbox would be killed before it is paused, and keeps to it")
 
     def _extend(self, conversation: Conversation, resource_id: str, seconds: float) -> datetime:

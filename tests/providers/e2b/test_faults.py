@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -22,29 +22,17 @@ from providers.contract import (
     Stopped,
     Unknown,
 )
-from providers.e2b import E2BProvider, provider
+from providers.e2b import E2BProvider, envd, provider
 from providers.e2b.rehearsal import Rehearsal
 from providers.e2b.schemas import E2BConfig, E2BEndpoint
-from providers.rehearsing import Answer, Fault, Kind, running
+from providers.failures import Call
+from providers.rehearsing import Answer, Fault, Kind
 from tests.providers.rehearsed import KEY, Clock, refused
 
 WITHIN = 20.0
 MARKS = {MARK_INSTALLATION: "e2b-tests"}
 ABSENT = "i" + "0" * 19
 DAEMON = Command(("sh", "-c", "(setsid sleep 5000 </dev/null >/dev/null 2>&1 &) ; exit 0"), timeout=5)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def server(clock: Clock) -> Iterator[Rehearsal]:
-    """A service whose changes take no time, unless a test says otherwise."""
-    with running(Rehearsal, clock=clock, transition=0.0) as server:
-        server.world.add_key(KEY)
-        yield server
 
 
 @pytest.fixture
@@ -603,3 +591,38 @@ def test_a_description_of_another_sandbox_is_not_understood(
     assert refused(lambda: e2b.inspect(ABSENT, within=WITHIN)).kind is ErrorKind.PROTOCOL
     for call in (e2b.delete, e2b.inspect):
         assert refused(partial(call, f"{at_work}-node1", within=WITHIN)).kind is ErrorKind.INVALID
+
+
+def enveloped(data: bytes, flags: int = 0) -> bytes:
+    return bytes([flags]) + len(data).to_bytes(4, "big") + data
+
+
+@pytest.mark.parametrize(
+    ("stream", "kind"),
+    [
+        (b"", ErrorKind.PROTOCOL),
+        (b"\x00\x00", ErrorKind.PROTOCOL),
+        (b"<html>502 Bad Gateway</html>", ErrorKind.PROTOCOL),
+        (enveloped(b"{]"), ErrorKind.PROTOCOL),
+        (enveloped(b"[]"), ErrorKind.PROTOCOL),
+        (enveloped(b'{"event": {"data": {"stdout": "%"}}}'), ErrorKind.PROTOCOL),
+        (enveloped(b'{"event": {"start": {"pid": 1}}}'), ErrorKind.PROTOCOL),
+        (enveloped(b"{}", flags=2), ErrorKind.REFUSED),
+        (enveloped(b'{"error": {"code": "unavailable"}}', flags=2), ErrorKind.REFUSED),
+    ],
+)
+def test_a_stream_that_breaks_off_or_is_none_is_no_execution(
+    server: Rehearsal, e2b: E2BProvider, at_work: str, monkeypatch: pytest.MonkeyPatch, stream: bytes, kind: ErrorKind
+) -> None:
+    monkeypatch.setattr(server, "refusal", lambda *_: Answer(200, stream))
+    server.will(Fault("execute", Kind.ANSWER))
+    assert refused(lambda: e2b.execute(at_work, DAEMON, within=WITHIN)).kind is kind
+
+
+def test_an_agent_of_old_is_told_a_user(server: Rehearsal) -> None:
+    for version, expected in (("0.3.9", "Basic dXNlcjo="), ("v0.4.0", None), ("0.10.1-rc1", None), ("new", None)):
+        sent: dict[str, str] = {}
+        agent = envd.agent(server.url, ABSENT, "token", version, None)
+        with agent.conversation(Call.EXECUTE, WITHIN) as conversation:
+            sent.update({str(name): str(value) for name, value in conversation._session.headers.items()})
+        assert sent.get("Authorization") == expected, version

@@ -25,18 +25,18 @@ METADATA = {"a b": "c&d=é/+%20"}
 
 
 @pytest.fixture
-def server() -> Iterator[Rehearsal]:
-    with running(Rehearsal, transition=0.02) as server:
-        server.world.add_key(KEY)
-        yield server
+def lively() -> Iterator[Rehearsal]:
+    with running(Rehearsal, transition=0.02) as lively:
+        lively.world.add_key(KEY)
+        yield lively
 
 
 @pytest.fixture
-def options(server: Rehearsal) -> dict[str, Any]:
+def options(lively: Rehearsal) -> dict[str, Any]:
     return {
         "api_key": KEY,
-        "api_url": server.url,
-        "sandbox_url": server.url,
+        "api_url": lively.url,
+        "sandbox_url": lively.url,
         "request_timeout": 20,
         "http_version": "1.1",
     }
@@ -53,7 +53,7 @@ def listed(options: dict[str, Any], **query: Any) -> list[str]:
 # The official client.
 
 
-def test_the_official_client_lives_a_whole_life_with_a_sandbox(server: Rehearsal, options: dict[str, Any]) -> None:
+def test_the_official_client_lives_a_whole_life_with_a_sandbox(lively: Rehearsal, options: dict[str, Any]) -> None:
     box = Sandbox.create("base", timeout=120, metadata=METADATA, envs={"GREETING": "hello"}, **options)
     info = box.get_info()
     assert (info.sandbox_id, info.state, info.metadata) == (box.sandbox_id, SandboxState.RUNNING, METADATA)
@@ -84,23 +84,23 @@ def test_the_official_client_lives_a_whole_life_with_a_sandbox(server: Rehearsal
     with pytest.raises(SandboxNotFoundException):
         again.get_info()
     assert listed(options) == []
-    assert not server.world.executing(box.sandbox_id)
+    assert not lively.world.executing(box.sandbox_id)
 
 
 @pytest.mark.parametrize(("mode", "survives"), [("full", True), ("filesystem", False)])
 def test_the_official_client_finds_old_processes_after_a_pause_with_memory_alone(
-    server: Rehearsal, options: dict[str, Any], mode: Any, *, survives: bool
+    lively: Rehearsal, options: dict[str, Any], mode: Any, *, survives: bool
 ) -> None:
     box = Sandbox.create(**options)
     box.commands.run("(setsid sleep 5000 </dev/null >/dev/null 2>&1 &) ; exit 0")
-    [before] = server.world.executing(box.sandbox_id)
+    [before] = lively.world.executing(box.sandbox_id)
     box.pause(mode=mode)
-    assert bool(server.world.executing(box.sandbox_id)) is survives
+    assert bool(lively.world.executing(box.sandbox_id)) is survives
     Sandbox.connect(box.sandbox_id, **options)
-    assert server.world.executing(box.sandbox_id) == ([before] if survives else [])
+    assert lively.world.executing(box.sandbox_id) == ([before] if survives else [])
 
 
-def test_the_official_client_repeats_a_creation_with_its_key(server: Rehearsal, options: dict[str, Any]) -> None:
+def test_the_official_client_repeats_a_creation_with_its_key(lively: Rehearsal, options: dict[str, Any]) -> None:
     first = Sandbox.create(idempotency_key="once", **options)
     assert Sandbox.create(idempotency_key="once", **options).sandbox_id == first.sandbox_id
     with pytest.raises(SandboxException, match="422"):
@@ -108,23 +108,23 @@ def test_the_official_client_repeats_a_creation_with_its_key(server: Rehearsal, 
     assert listed(options) == [first.sandbox_id]
 
 
-def test_the_official_client_obeys_the_hints_of_the_rehearsal(server: Rehearsal, options: dict[str, Any]) -> None:
+def test_the_official_client_obeys_the_hints_of_the_rehearsal(lively: Rehearsal, options: dict[str, Any]) -> None:
     def asked() -> int:
-        return [call for call, _ in server.asked].count("create")
+        return [call for call, _ in lively.asked].count("create")
 
     # The service's own hints, as it adds them by itself: tried again, and the second time it works.
-    server.will(Fault("create", Kind.ERROR))
+    lively.will(Fault("create", Kind.ERROR))
     Sandbox.create(**options)
     assert asked() == 2
-    server.will(Fault("create", Kind.ANSWER, status=500, headers={"Should-Retry": "false"}))
+    lively.will(Fault("create", Kind.ANSWER, status=500, headers={"Should-Retry": "false"}))
     with pytest.raises(SandboxException):
         Sandbox.create(**options)
     assert asked() == 3
-    server.will(Fault("create", Kind.ANSWER, status=429, headers={"Retry-After": "1"}))
+    lively.will(Fault("create", Kind.ANSWER, status=429, headers={"Retry-After": "1"}))
     begun = time.monotonic()
     Sandbox.create(**options)
     assert time.monotonic() - begun >= 1
-    server.world.quota = 1
+    lively.world.quota = 1
     with pytest.raises(RateLimitException):
         Sandbox.create(**{**options, "retries": 0})
     with pytest.raises(AuthenticationException):
@@ -157,21 +157,8 @@ class Client:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def slow(clock: Clock) -> Iterator[Rehearsal]:
-    """A service whose clock stands still."""
-    with running(Rehearsal, clock=clock, transition=0.0) as server:
-        server.world.add_key(KEY)
-        yield server
-
-
-@pytest.fixture
-def client(slow: Rehearsal) -> Client:
-    return Client(slow)
+def client(server: Rehearsal) -> Client:
+    return Client(server)
 
 
 class Asking:
@@ -237,10 +224,10 @@ def test_a_deadline_kills_or_pauses_as_was_asked_for(client: Client, clock: Cloc
 
 
 def test_connecting_to_a_running_sandbox_never_brings_its_deadline_nearer_and_a_timeout_may(
-    client: Client, slow: Rehearsal, clock: Clock
+    client: Client, server: Rehearsal, clock: Clock
 ) -> None:
     sandbox = client.create(timeout=600)
-    box = slow.world.boxes[sandbox]
+    box = server.world.boxes[sandbox]
     client("POST", f"/v2/sandboxes/{sandbox}/connect", json={"timeout": 60})
     assert box.ends == clock.now + 600
     assert client("POST", f"/sandboxes/{sandbox}/timeout", json={"timeout": 60}) == (204, None)
@@ -248,26 +235,26 @@ def test_connecting_to_a_running_sandbox_never_brings_its_deadline_nearer_and_a_
     assert client("POST", f"/sandboxes/{sandbox}/timeout", json={"timeout": 10**6})[0] == 400
 
 
-def test_a_kill_that_its_node_never_heard_of_is_forgotten_and_executes(client: Client, slow: Rehearsal) -> None:
+def test_a_kill_that_its_node_never_heard_of_is_forgotten_and_executes(client: Client, server: Rehearsal) -> None:
     sandbox = client.create()
-    machine = slow.world.boxes[sandbox].machine
+    machine = server.world.boxes[sandbox].machine
     machine.execute("(setsid sleep 5000 </dev/null >/dev/null 2>&1 &)", cwd=None, env={}, timeout=5)
-    slow.will(Fault("kill", Kind.HIDDEN))
+    server.will(Fault("kill", Kind.HIDDEN))
     assert client("DELETE", f"/sandboxes/{sandbox}") == (204, None)
     assert client.seen(sandbox)[0] == 404
     assert client("GET", "/v2/sandboxes") == (200, [])
-    assert slow.world.executing(sandbox)
+    assert server.world.executing(sandbox)
 
 
 def test_an_unresponsive_agent_refuses_a_pause_of_the_disk_and_spoils_one_of_the_memory(
-    client: Client, slow: Rehearsal
+    client: Client, server: Rehearsal
 ) -> None:
     sandbox = client.create()
     for body in ({"memory": False}, {"requireHealthyGuest": True}):
-        slow.will(Fault("pause", Kind.UNRESPONSIVE))
+        server.will(Fault("pause", Kind.UNRESPONSIVE))
         assert client("POST", f"/sandboxes/{sandbox}/pause", json=body)[0] == 503
         assert client.seen(sandbox)[1] == "running"
-    slow.will(Fault("pause", Kind.UNRESPONSIVE))
+    server.will(Fault("pause", Kind.UNRESPONSIVE))
     assert client("POST", f"/sandboxes/{sandbox}/pause")[0] == 204
     assert client("GET", f"/sandboxes/{sandbox}")[1]["envdUnresponsiveAtPause"] is True
     status, error = client("POST", f"/v2/sandboxes/{sandbox}/connect", json={"timeout": 60})
@@ -292,23 +279,23 @@ def test_a_list_has_pages_the_newest_first_and_takes_no_nonsense(client: Client,
         assert client("GET", "/v2/sandboxes", params=nonsense)[0] == 400
 
 
-def test_each_key_sees_its_team_alone_and_is_told_which(client: Client, slow: Rehearsal) -> None:
+def test_each_key_sees_its_team_alone_and_is_told_which(client: Client, server: Rehearsal) -> None:
     sandbox = client.create()
-    slow.world.add_key("other")
-    other = Client(slow, "other")
+    server.world.add_key("other")
+    other = Client(server, "other")
     assert other.seen(sandbox)[0] == 404
     assert other("GET", "/v2/sandboxes") == (200, [])
     assert other("DELETE", f"/sandboxes/{sandbox}")[0] == 404
-    ours, theirs = slow.world.keys[KEY], slow.world.keys["other"]
+    ours, theirs = server.world.keys[KEY], server.world.keys["other"]
     assert client("GET", f"/teams/{ours}/metrics") == (200, [])
     status, error = client("GET", f"/teams/{theirs}/metrics")
     assert (status, error["message"].startswith(f"You ({ours}) are not authorized")) == (403, True)
-    assert Client(slow, "nobody")("GET", "/v2/sandboxes")[0] == 401
+    assert Client(server, "nobody")("GET", "/v2/sandboxes")[0] == 401
 
 
-def test_an_agent_listens_to_its_sandboxs_token_alone(client: Client, slow: Rehearsal) -> None:
+def test_an_agent_listens_to_its_sandboxs_token_alone(client: Client, server: Rehearsal) -> None:
     sandbox = client.create()
-    token = slow.world.boxes[sandbox].token
+    token = server.world.boxes[sandbox].token
     for asked, given, expected in ((sandbox, token, 204), (sandbox, "other", 401), ("i0", token, 502)):
         headers = {"E2b-Sandbox-Id": asked, "X-Access-Token": given}
         assert client("GET", "/health", headers=headers)[0] == expected
