@@ -41,7 +41,7 @@ class DecisionCommand(BaseCommand):
         if not options["dry_run"] and not options["reason"].strip():
             raise Wrong("--reason is required: it goes into the log")
         try:
-            told = self.decide(options, actor=options["actor"] or _user(), dry_run=options["dry_run"])
+            told = self.decide(options, actor=options["actor"] or operator_name(), dry_run=options["dry_run"])
         except LeaseError as refusal:
             self._refuse(refusal, as_json=options["json"])
             return
@@ -62,7 +62,7 @@ class DecisionCommand(BaseCommand):
         sys.exit(status)
 
 
-def _user() -> str:
+def operator_name() -> str:
     try:
         return f"{getpass.getuser()} (manage.py)"
     except (KeyError, OSError, ImportError):  # a process whose user has no name
