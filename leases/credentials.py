@@ -7,18 +7,18 @@ at the moment of a call; it is never stored and never logged. What is kept of it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.utils.crypto import constant_time_compare, salted_hmac
 
 from leases import audit, companies
-from leases.models import Credential, Obligation, Operation
+from leases.models import Credential, Lease, Obligation, Operation
 from providers.stores import (
     Answer,
     Failed,
@@ -34,14 +34,21 @@ from providers.stores import (
 
 __all__ = [
     "CredentialUnusable",
+    "Dependants",
     "InvalidReference",
     "SecretUnavailable",
     "accept",
+    "dependants",
     "digest",
     "learned",
     "matches",
     "parse",
 ]
+
+_WAITS_FOR_ANY_VALUE = (Obligation.Quiet.CREDENTIAL_INACTIVE, Obligation.Quiet.CREDENTIAL_MISSING)
+
+QUIET = (*_WAITS_FOR_ANY_VALUE, Obligation.Quiet.CREDENTIAL_CHANGED)
+"""The reasons for a person that a write to a credential may end."""
 
 _SALT = "leases.credentials"
 
@@ -206,7 +213,7 @@ def learned(credential_id: UUID, value: str) -> str:
     if row is None:
         return ""
     same = matches(value, row.digest)
-    if same and not _waits_for(row):
+    if same and not _waiting_for(row, _WAITS_FOR_ANY_VALUE).exists():
         return row.digest
     now = row.digest if same else digest(value)
     with transaction.atomic():
@@ -227,16 +234,40 @@ def accept(operation: Operation) -> None:
         operation.credential_digest = row.digest
 
 
-def _waits_for(row: Credential) -> bool:
-    """Return whether something waits for this credential to work, whatever its value."""
-    waiting = Obligation.objects.filter(
-        company_id=row.company_id,
-        quiet__in=[Obligation.Quiet.CREDENTIAL_INACTIVE, Obligation.Quiet.CREDENTIAL_MISSING],
-    )
+def _waiting_for(row: Credential, reasons: Sequence[str]) -> QuerySet[Obligation]:
+    """Return what waits for this credential for one of these reasons; the triggers wake the same rows."""
+    waiting = Obligation.objects.filter(company_id=row.company_id, quiet__in=reasons)
     return waiting.filter(
         Q(lease__credential_uuid=row.pk)
         | Q(lease__credential_reference=row.reference)
         | Q(operation__credential_uuid=row.pk)
         | Q(operation__credential_reference=row.reference)
         | Q(probed_account__credential=row)
-    ).exists()
+    )
+
+
+# --- Who depends on one -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Dependants:
+    """What could not be ended without this credential, by number."""
+
+    leases: int
+    """Leases whose sandbox is not proven gone."""
+    operations: int
+    """Creations and starts that nobody has answered for."""
+    waiting: int
+    """Obligations that wait for a person because of it."""
+
+
+def dependants(row: Credential) -> Dependants:
+    """Return what was made with this credential and still needs it."""
+    gone = (Lease.State.EXPIRED, Lease.State.FAILED)
+    return Dependants(
+        leases=Lease.objects.filter(company_id=row.company_id, credential_uuid=row.pk).exclude(state__in=gone).count(),
+        operations=Operation.objects.filter(
+            company_id=row.company_id, credential_uuid=row.pk, state=Operation.State.PENDING
+        ).count(),
+        waiting=_waiting_for(row, QUIET).count(),
+    )

@@ -6,6 +6,7 @@ from django import forms
 from django.contrib import admin
 from django.utils.safestring import SafeString
 
+from leases import credentials
 from leases.admin.schemas import ProviderChoice, schema_of, schemas
 from leases.admin.stock import CheckedForm, Editable
 from leases.admin.times import badge, of_row
@@ -16,7 +17,8 @@ class CredentialForm(CheckedForm[Credential]):
     reference = forms.CharField(
         max_length=500,
         widget=forms.TextInput(attrs={"class": "vTextField", "autocomplete": "off", "spellcheck": "false"}),
-        help_text="Where the secret is found: env:NAME or file:/absolute/path. Never the secret itself.",
+        help_text="Where the secret is found: env:NAME, file:/absolute/path, or the name of an installed secret store, "
+        "a colon, and its name there. Never the secret itself.",
     )
 
     def _post_clean(self) -> None:  # Django's own: after the fields, it asks the model
@@ -35,8 +37,19 @@ class CredentialAdmin(Editable[Credential]):
     search_fields = ("name", "reference", "company__name")
     autocomplete_fields = ("company",)
     ordering = ("name",)
-    fields = ("company", "name", "reference", "status", "id", "created_at")
-    readonly_fields = ("id", "created_at")
+    once_made = ("shown_digest", "depending", "id", "created_at")
+    fields = ("company", "name", "reference", "status", *once_made)
+    readonly_fields = once_made
+
+    @admin.display(description="value last seen to work")
+    def shown_digest(self, credential: Credential) -> str:
+        return f"digest {credential.digest[:8]}…" if credential.digest else "none yet"
+
+    @admin.display(description="what depends on it")
+    def depending(self, credential: Credential) -> str:
+        needed = credentials.dependants(credential)
+        told = f"{needed.leases} leases whose sandbox is not proven gone, {needed.operations} unanswered operations"
+        return f"{told}; {needed.waiting} obligations wait for a person because of it" if needed.waiting else told
 
     @admin.display(description="status", ordering="status")
     def shown_status(self, credential: Credential) -> SafeString:

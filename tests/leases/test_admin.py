@@ -432,6 +432,26 @@ def test_a_credential_never_shows_its_secret(olga: Client, monkeypatch: pytest.M
         assert "t0p-s3cret-value" not in page
 
 
+def test_a_credential_tells_what_depends_on_it_and_enabling_it_wakes_that(olga: Client) -> None:
+    credential = _credential()
+    where = factories.environment(factories.account(credential.company, credential=credential))
+    Credential.objects.filter(pk=credential.pk).update(status="disabled", digest="0123456789abcdef" * 4)
+    named = {"credential_uuid": credential.pk, "credential_reference": credential.reference}
+    factories.lease(where, **named)
+    owed = factories.teardown(factories.lease(where, **named), due_at=None, quiet="credential_inactive")
+    factories.operation(where, **named)
+    factories.operation(where)
+    url = _url("change", Credential, credential.pk)
+    page = olga.get(url).content.decode()
+    assert "2 leases whose sandbox is not proven gone, 1 unanswered operations; 1 obligations wait" in page
+    assert "digest 01234567…" in page
+    assert "0123456789" not in page
+    form = {"name": credential.name, "reference": credential.reference, "status": "active"}
+    assert olga.post(url, form).status_code == 302
+    owed.refresh_from_db()
+    assert (owed.quiet, owed.wakes) == ("", 1)
+
+
 def test_the_form_shows_what_each_provider_expects(olga: Client) -> None:
     page = olga.get(_url("add", ProviderAccount)).content.decode()
     known = registry.known()
