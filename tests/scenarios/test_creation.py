@@ -163,7 +163,7 @@ def test_it_recovers_by_its_own_identities_whatever_became_of_the_others(rehears
 
 
 def test_a_name_that_is_absent_resolves_nothing_and_asks_a_person_after_the_window(rehearsal: Rehearsal) -> None:
-    """S-079, G-13."""
+    """S-079, S-085, G-13: it stays owned, and a person decides."""
     operation = _lost(rehearsal)
     hidden = dict(rehearsal.world.boxes)
     rehearsal.world.boxes.clear()
@@ -207,7 +207,7 @@ def test_what_is_found_under_our_name_with_another_mark_is_not_ours(rehearsal: R
 
 
 def test_when_another_account_answers_nothing_is_looked_up(rehearsal: Rehearsal) -> None:
-    """S-069's kind."""
+    """The kind of S-069: the account is another one, whatever the secret."""
     operation = _lost(rehearsal)
     rehearsal.world.identity = "somebody else"
     assert sweep(rehearsal) == {"failed": 1}
@@ -249,6 +249,7 @@ def test_an_id_that_comes_late_wakes_a_recovery_that_had_given_up_looking(rehear
 
 
 def test_a_recovered_sandbox_is_never_used(rehearsal: Rehearsal) -> None:
+    """S-089: that it was found proves no end and authorises nothing; its owner stays until there is proof."""
     _lost(rehearsal)
     rehearsal.world.hooks["delete"] = fails(ErrorKind.REFUSED)
     sweep(rehearsal)

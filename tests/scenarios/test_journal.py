@@ -602,7 +602,7 @@ def test_an_adapter_of_another_binding_does_not_look(rehearsal: Rehearsal, monke
 
 
 def test_a_provider_without_look_up_keeps_the_id_that_is_known(rehearsal: Rehearsal) -> None:
-    """S-070: without an id a person is asked; with one it needs no look-up."""
+    """S-070, S-088: what the adapter of its day could not, none of today is asked for; a known id needs no look-up."""
     without = _lost(rehearsal, finds_by_name=False)
     known = _lost(rehearsal, finds_by_name=False)
     journal.save_resource_id(known, next(i for i, b in rehearsal.world.boxes.items() if b.resource.name == known.name))
@@ -646,7 +646,7 @@ def test_a_worker_that_is_told_to_stop_finishes_the_look_up_it_has_begun(rehears
 
 
 def test_each_absent_creation_is_looked_for_at_its_own_growing_distance(rehearsal: Rehearsal) -> None:
-    """S-074, S-079: absence resolves nothing, and one that was looked for often is not looked for as often."""
+    """S-074, S-079, S-084: absence resolves nothing, and one that was looked for often is not looked for as often."""
     old, new = _lost(rehearsal), _lost(rehearsal)
     rehearsal.world.boxes.clear()
     distances = []
@@ -661,6 +661,13 @@ def test_each_absent_creation_is_looked_for_at_its_own_growing_distance(rehearsa
     old.refresh_from_db()
     new.refresh_from_db()
     assert (old.looks, new.looks, old.state) == (5, 0, "pending")
+
+
+def test_one_whose_window_passed_long_ago_is_recovered_all_the_same_when_it_is_there(rehearsal: Rehearsal) -> None:
+    """S-091."""
+    operation = _lost(rehearsal, created_at=factories.at(-30 * 24 * 3600))
+    assert sweep(rehearsal) == {"proven": 2}
+    assert (Lease.objects.get().pk, rehearsal.world.boxes) == (operation.lease_uuid, {})
 
 
 # The caller
