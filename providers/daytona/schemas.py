@@ -50,8 +50,8 @@ class DaytonaConfig(Schema):
     env: Variables = Field(default_factory=dict)
     """Variables of every process in the sandbox. Not for secrets: the service shows them to everyone who may ask."""
     lifetime_seconds: int | None = Field(default=None, gt=0, le=12 * _MONTH)
-    """After how long, from its creation, the service is to destroy the sandbox in whatever state it is. The service
-    counts whole minutes: what is over them is cut off, and under one minute there is no such deadline."""
+    """How far ahead the service's own deadline is kept, at which it destroys the sandbox in whatever state it is. The
+    service counts whole minutes: of a new sandbox what is over them is cut off, and under one there is no deadline."""
     auto_stop_minutes: int = Field(default=0, ge=0, le=_MONTH // 60)
     """After how long without activity the service stops the sandbox. 0: never."""
     auto_archive_minutes: int = Field(default=0, ge=0, le=_MONTH // 60)
