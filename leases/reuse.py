@@ -94,7 +94,7 @@ def _start(operation: Operation, provider: AnyProvider, patience: Patience) -> R
     not pass, for the rest when the patience is over.
     """
     last: ProviderError = ProviderError(ErrorKind.TIMEOUT, "the sandbox did not start in time")
-    missing = False
+    missing = asked = False
     while not patience.is_over:
         try:
             sighting = provider.inspect(operation.resource_id, within=bounds.INSPECT)
@@ -109,6 +109,9 @@ def _start(operation: Operation, provider: AnyProvider, patience: Patience) -> R
                 if not isinstance(sighting, Busy) and not patience.is_over:
                     # Asked again right before sending: a process that was suspended must not start it late.
                     provider.start(operation.resource_id, within=bounds.START)
+                    if not asked:
+                        asked = True
+                        continue  # many are there at once
         except ProviderError as error:
             if error.kind == ErrorKind.CANNOT_START:
                 raise CannotResume("resume_failed") from error
