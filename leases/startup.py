@@ -36,10 +36,14 @@ def owe(operation: Operation) -> None:
 
 
 def is_unsettled(run_id: UUID) -> bool:
-    """Return whether a run may not be treated as cleanly ended, because something of a startup of it is still owned."""
+    """Return whether a run may not be treated as cleanly ended, because something of a startup of it is still owned.
+
+    What an operator ended without proof still counts: that opens no gate.
+    """
     pending = Operation.objects.filter(run_uuid=run_id, state=Operation.State.PENDING)
     owed = Obligation.objects.filter(run_id=run_id, kind=Obligation.Kind.STARTUP, closed_at__isnull=True)
-    return pending.exists() or owed.exists()
+    given_up = proof.unproven().filter(Q(run_id=run_id) | Q(operation__run_uuid=run_id))
+    return pending.exists() or owed.exists() or given_up.exists()
 
 
 def is_over(run_id: UUID) -> bool:

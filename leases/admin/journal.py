@@ -29,18 +29,16 @@ _TONES = {
 class OperationAdmin(ViewOnly[Operation]):
     identities = ("id", "lease_uuid", "run_uuid", "environment_uuid", "issue_uuid", "source_id")
     list_display = (
-        "name",
+        "shown_name",
         "kind",
         "shown_state",
-        "company",
-        "account",
+        "created",
         "sandbox",
         "started_from",
         "request_key",
+        "account_name",
         "looks",
-        "created",
-        "cancelled",
-        "resolved",
+        "company",
     )
     list_filter = ("state", "kind", "account__provider", "company")
     list_select_related = ("company", "account")
@@ -75,6 +73,10 @@ class OperationAdmin(ViewOnly[Operation]):
             context |= section(request, owed) | {"attempts": newest_attempts(tried) if tried else []}
         return super().render_change_form(request, context, add, change, form_url, obj)
 
+    @admin.display(description="name", ordering="name")
+    def shown_name(self, operation: Operation) -> SafeString | str:
+        return short(operation.name)
+
     @admin.display(description="state", ordering="state")
     def shown_state(self, operation: Operation) -> SafeString:
         return badge(operation.state, _TONES.get(Operation.State(operation.state), "plain"))
@@ -91,10 +93,6 @@ class OperationAdmin(ViewOnly[Operation]):
     def created(self, operation: Operation) -> SafeString | str:
         return of_row(operation, "created_at")
 
-    @admin.display(description="cancelled", ordering="cancelled_at")
-    def cancelled(self, operation: Operation) -> SafeString | str:
-        return of_row(operation, "cancelled_at")
-
-    @admin.display(description="resolved", ordering="resolved_at")
-    def resolved(self, operation: Operation) -> SafeString | str:
-        return of_row(operation, "resolved_at")
+    @admin.display(description="account", ordering="account__name")
+    def account_name(self, operation: Operation) -> str:
+        return operation.account.name

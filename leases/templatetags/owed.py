@@ -8,6 +8,7 @@ from typing import Any
 from django import template
 from django.utils.safestring import SafeString
 
+from leases import proof
 from leases.admin import times
 from leases.admin.owed import tallies
 from leases.admin.situation import Situation
@@ -37,5 +38,6 @@ def owed_table(context: dict[str, Any]) -> dict[str, Any]:
         "tallies": tallies(),
         "situations": [(situation.value, situation.label) for situation in Situation],
         "broken": ProviderAccount.objects.filter(circuit=ProviderAccount.Circuit.OPEN).count(),
+        "debts": proof.unproven().count(),
         "now": database_now(),
     }

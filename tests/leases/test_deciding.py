@@ -15,6 +15,7 @@ from leases import deciding, proof, retrying
 from leases.clock import boottime
 from leases.errors import AcquireRejected, AcquireUncertain, DecisionRefused, LeaseError, NotFound
 from leases.models import ActivityEntry, Installation, Lease, Obligation, Operation, Receipt
+from leases.startup import is_unsettled
 from providers.contract import MARK_INSTALLATION, MARK_PREFIX, ErrorKind, Resource, Unknown
 from tests import factories
 from tests.concurrency import Background, Gate, together
@@ -76,6 +77,18 @@ def test_a_creation_that_was_ended_unverified_is_owned_when_its_sandbox_turns_up
     assert lease.state == "pending_cleanup"
     assert not proof.unproven().exists()
     assert sweep(rehearsal) == {"proven": 1}
+
+
+def test_an_operator_may_adopt_what_a_closed_company_left_behind(rehearsal: Rehearsal) -> None:
+    """The machine makes no lease for a closed company; a person, with a reason, decides what becomes of its sandbox."""
+    operation, resource_id = _lost(rehearsal)
+    rehearsal.company.closed_at = factories.at(0)
+    rehearsal.company.save()
+    assert sweep(rehearsal) == {"quieted": 1}
+    assert owed(operation).quiet == "company_closed"
+    lease = _adopt(operation, resource_id)
+    assert sweep(rehearsal)["proven"] >= 1
+    assert (evidence(lease), rehearsal.world.boxes) == (["destroyed"], {})
 
 
 def _refused(operation: Operation, resource_id: str, code: str, told: str = "") -> None:
@@ -424,6 +437,16 @@ def test_a_startup_is_no_longer_waited_for() -> None:
     assert row.closed_as == "unverified"
     assert audited("startup.unverified", startup) == 1
     assert [debt.pk for debt in proof.unproven()] == [startup.pk]
+    assert is_unsettled(startup.run_id)  # it opens no gate
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_run_with_a_creation_that_was_given_up_is_not_cleanly_ended() -> None:
+    run = factories.run()
+    operation = factories.operation(factories.environment(factories.account(run.company)), run_uuid=run.pk)
+    row = _settle(operation.obligations.get())
+    assert row.closed_as == "unverified"
+    assert is_unsettled(run.pk)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -179,6 +179,7 @@ def test_an_adoption_is_told_with_who_found_it_and_why() -> None:
         "No longer owed: find out what became of a creation",
         "operation.unverified",
         "Owed: stop or destroy a lease's sandbox, proven",
+        "Creation outlived its caller",
         "lease.owned_for_teardown",
         "operation.adopted",
     ]
