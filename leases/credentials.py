@@ -224,14 +224,18 @@ def learned(credential_id: UUID, value: str) -> str:
 
 
 def accept(operation: Operation) -> None:
-    """Let a creation be recovered with the value of its credential that works today; asked for by a person.
+    """Let a creation that is quiet for a changed value be recovered with the one of today; asked for by a person.
 
-    The caller wakes the recovery. Where the credential was deleted this changes nothing.
+    That is the value last seen to work; where none was since the creation, whatever its store answers. The attested
+    identity of the account is compared all the same. The caller wakes the recovery. Where the credential was deleted
+    this changes nothing.
     """
     row = standing(operation) if operation.credential_uuid is not None else None
-    if row is not None and row.digest != operation.credential_digest:
-        Operation.objects.filter(pk=operation.pk).update(credential_digest=row.digest)
-        operation.credential_digest = row.digest
+    if row is None:
+        return
+    accepted = "" if row.digest == operation.credential_digest else row.digest
+    Operation.objects.filter(pk=operation.pk).update(credential_digest=accepted)
+    operation.credential_digest = accepted
 
 
 def _waiting_for(row: Credential, reasons: Sequence[str]) -> QuerySet[Obligation]:

@@ -17,8 +17,8 @@ from django.db import connection, transaction
 import leases
 from cleanup import engine
 from cleanup.engine import Engine
-from leases import credentials, journal
-from leases.errors import AcquireRejected, AcquireUncertain, LeaseError
+from leases import credentials, deciding, journal
+from leases.errors import AcquireRejected, AcquireUncertain, LeaseError, ResumeFailed
 from leases.models import Attempt, Company, Credential, Environment, Lease, Obligation, Operation, ProviderAccount, Run
 from providers import registry
 from providers.contract import ErrorKind
@@ -101,6 +101,26 @@ def _probed(rehearsal: Rehearsal) -> ProviderAccount:
     return account
 
 
+def _started(rehearsal: Rehearsal) -> Operation:
+    """The start of a stopped sandbox, whose answer was lost."""
+    leases.release(acquired(rehearsal, "reuse_by_environment").pk)
+    assert sweep(rehearsal) == {"proven": 1}
+
+    def lose(_: str) -> None:
+        rehearsal.world.hooks["inspect"] = fails(ErrorKind.PROTOCOL)
+        fails(ErrorKind.PROTOCOL)("")
+
+    rehearsal.world.after["start"] = lose
+    with pytest.raises(ResumeFailed):
+        leases.acquire(
+            rehearsal.environment.pk, company_id=rehearsal.company.pk, run_id=factories.run(rehearsal.company).pk
+        )
+    del rehearsal.world.hooks["inspect"], rehearsal.world.after["start"]
+    rehearsal.world.calls.clear()
+    Vault.reads.clear()
+    return _recorded(Operation.objects.get(kind="start"), rehearsal)  # type: ignore[no-any-return]
+
+
 def _row(subject: Any) -> Obligation:
     if isinstance(subject, ProviderAccount):
         return subject.probes.latest("pk")
@@ -160,7 +180,10 @@ ENDS: list[tuple[Callable[[Credential], None], str, Callable[[Credential], None]
 
 # An account's credential cannot be deleted while the account has it, so a probe never misses one.
 OWING = [
-    (owing, *ends) for owing in (_lost, _released, _probed) for ends in ENDS if (owing, ends[0]) != (_probed, _delete)
+    (owing, *ends)
+    for owing in (_lost, _started, _released, _probed)
+    for ends in ENDS
+    if (owing, ends[0]) != (_probed, _delete)
 ]
 
 
@@ -272,10 +295,15 @@ def test_a_creation_is_not_looked_for_with_another_secret_until_a_person_accepts
     assert sweep(rehearsal) == {"quieted": 1}
     assert owed(operation).quiet == "credential_changed"
     assert (rehearsal.world.calls, Vault.reads) == ([], [])
-    credentials.accept(operation)
-    retry(rehearsal)
+    _accept(operation)
     assert sweep(rehearsal) == {"proven": 2}
     assert rehearsal.world.boxes == {}
+
+
+def _accept(operation: Operation) -> None:
+    """The operator says that the secret of today will do."""
+    recovery = owed(operation)
+    deciding.recheck(company_id=operation.company_id, obligation_id=recovery.pk, actor="olga", reason="rotated")
 
 
 def test_a_shared_store_that_has_another_value_is_enough(rehearsal: Rehearsal, credential: Credential) -> None:
@@ -286,6 +314,8 @@ def test_a_shared_store_that_has_another_value_is_enough(rehearsal: Rehearsal, c
     assert (owed(operation).quiet, rehearsal.world.calls) == ("credential_changed", [])
     credential.refresh_from_db()
     assert credential.digest == credentials.digest("hunter2")
+    _accept(operation)
+    assert sweep(rehearsal) == {"proven": 2}
 
 
 def test_another_value_in_this_process_alone_is_its_unreadiness(
