@@ -6,12 +6,16 @@ from random import Random
 
 from django.conf import settings
 
+from leases.models.obligations import Obligation
+
 PROTECTION: float = settings.PAPERCLIP_PROTECTION_SECONDS
 """Seconds for which a claimed row is left to its attempt, from the claim or its last renewal (15 min by default)."""
 RENEW_EVERY = min(30.0, PROTECTION / 4)
 
 COOLDOWN_FIRST = 30.0
 COOLDOWN_LAST = 30 * 60.0
+EXTEND_LAST = 60.0
+"""Longest wait between two tries to move a provider's deadline: it does not wait for us."""
 ESCALATE_AT_FAILURES = 5
 ESCALATE_AFTER = 30 * 60.0
 """Seconds owed after which an obligation escalates, whatever the reason that it was not tried."""
@@ -44,3 +48,8 @@ def busy(count: int, random: Random) -> float:
     """Return the seconds to wait after the `count`-th look (1 is the first) that found a transition in progress."""
     base = min(BUSY_LAST, BUSY_FIRST * 2.0 ** min(max(count, 1) - 1, 16))
     return min(BUSY_LAST, base * random.uniform(1.0, 1.25))
+
+
+def longest(kind: str) -> float:
+    """Return the seconds that an obligation of this kind waits at most between two tries, failed or busy."""
+    return EXTEND_LAST if kind == Obligation.Kind.EXTEND else COOLDOWN_LAST

@@ -102,8 +102,9 @@ SELECT concurrency_limit,
    FOR NO KEY UPDATE
 """
 
-# What a person asked for goes first, then what is due longest. Behind an open circuit only the probe is claimed; the
-# provider's own Retry-After holds that too, since a probe is a call like any other.
+# What a person asked for goes first, then deadlines of providers, which do not wait, then what is due longest. Behind
+# an open circuit only the probe is claimed; the provider's own Retry-After holds that too, since a probe is a call like
+# any other.
 _CLAIM = """
 WITH room AS (
     -- A probe takes no place, so that a full account can still be asked whether it works.
@@ -119,7 +120,7 @@ WITH room AS (
        AND (%(company)s::uuid IS NULL OR company_id = %(company)s)
        AND (%(lease)s::uuid IS NULL OR lease_id = %(lease)s)
        AND (%(obligation)s::bigint IS NULL OR id = %(obligation)s)
-     ORDER BY requests > requests_served DESC, due_at
+     ORDER BY requests > requests_served DESC, kind = 'extend' DESC, due_at
      LIMIT (SELECT n FROM room)
        FOR UPDATE SKIP LOCKED
 ), numbered AS (
@@ -312,6 +313,28 @@ def postpone(
         finish_attempt(claim, outcome if held else Attempt.Outcome.SUPERSEDED, error_kind=error_kind, excerpt=excerpt)
         if held and row[0]:
             record_escalation(claim.obligation_id)
+    claim.lost = claim.lost or not held
+    return held
+
+
+def owe_again(claim: Claim, outcome: Attempt.Outcome, *, at: datetime) -> bool:
+    """Give the row back paid: the same is owed anew at `at`, with nothing counted against it. Returns whether it held.
+
+    So it escalates by its age only from then on, and a wake that came since the claim makes it due now.
+    """
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(
+            """
+            UPDATE leases_obligation
+               SET attempt_id = NULL, worker = NULL, claimed_at = NULL,
+                   due_at = CASE WHEN requests > requests_served OR wakes <> %(wakes)s THEN now() ELSE %(at)s END,
+                   owed_since = %(at)s, failures = 0, busy_count = 0, last_error_kind = '', escalated_at = NULL
+             WHERE id = %(id)s AND attempt_id = %(attempt)s
+            """,
+            {"id": claim.obligation_id, "attempt": claim.attempt_id, "wakes": claim.wakes, "at": at},
+        )
+        held = bool(cursor.rowcount)
+        finish_attempt(claim, outcome if held else Attempt.Outcome.SUPERSEDED)
     claim.lost = claim.lost or not held
     return held
 

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from leases.models.obligations import Obligation
 from leases.models.receipts import Receipt
-from providers.contract import ACCOUNT_KINDS, Busy, Ended, ErrorKind, Gone, Running, Sighting, Stopped
+from providers.contract import ACCOUNT_KINDS, Busy, Ended, ErrorKind, Gone, Running, Sighting, Stopped, Unknown
 
 Verb = Obligation.Verb
 Evidence = Receipt.Evidence
@@ -15,6 +15,9 @@ Evidence = Receipt.Evidence
 ACCEPTED = "accepted"
 """What became of a call that changes something: not made yet (None), accepted, or refused with an error kind."""
 Sent = ErrorKind | str | None
+
+RECOVERIES = 3
+"""Attempts that recovered a sandbox and saw nothing come of it, after which another is not waited for any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,20 @@ class Facts:
     """The sandbox carries another installation's mark, or none."""
     stop: Sent = None
     delete: Sent = None
+    recover: Sent = None
+    recovered_before: int = 0
+    """Earlier attempts that recovered it and saw nothing come of it."""
     delete_announced: bool = False
     """Some attempt at this obligation, this one or an earlier one, was about to delete."""
+    absence_apart: float = 0.0
+    """Seconds between two looks that must both find nothing (`Capabilities.absence_apart`)."""
+    absent_for: float | None = None
+    """Seconds from the first of the looks in a row that found nothing to before the present one; None: it is the first.
+    """
+    started_as_of: datetime | None = None
+    """The provider's own time of the last start that is known of: an older answer is out of date."""
+    extending: bool = False
+    """A call that moves the provider's deadline may still be on its way, sent before the lease was released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +64,11 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Recover:
+    """Bring it back to running, where it can be stopped with its files. This is a start."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delete:
     pass
 
@@ -58,6 +78,11 @@ class Wait:
     """A transition is in progress; not a failure."""
 
     transition: str
+
+
+@dataclass(frozen=True, slots=True)
+class LookLater:
+    """It was not found, which is no proof before a look that is far enough from the first one; not a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +103,10 @@ class AskOperator:
     why: Obligation.Quiet
 
 
-Decision = Drain | Look | Stop | Delete | Wait | Discharge | Fail | AskOperator
+Decision = Drain | Look | Stop | Recover | Delete | Wait | LookLater | Discharge | Fail | AskOperator
 
 _FALL_BACK_TO_DELETE = frozenset({ErrorKind.REFUSED, ErrorKind.INVALID, ErrorKind.TIMEOUT, ErrorKind.PROTOCOL})
-"""A stop that failed like this may be followed by a delete. One that failed for the account's sake would fail again."""
+"""A stop or recovery that failed like this may be followed by a delete. One for the account's sake would fail again."""
 
 
 def decide(facts: Facts) -> Decision:
@@ -91,28 +116,72 @@ def decide(facts: Facts) -> Decision:
     match facts.sighting:
         case None:
             return Look()
-        case Gone():
-            return Discharge(Evidence.DESTROYED if facts.delete_announced else Evidence.ABSENT)
+        case Gone(stated=stated):
+            return _gone(facts, stated=stated)
         case _ if facts.foreign:
             return AskOperator(Obligation.Quiet.FOREIGN_MARKS)
         case Busy(transition=transition):
             return Wait(transition or "transition")
-        case Stopped(ended=ended) if facts.verb != Verb.DELETE:
-            return Discharge(Evidence.STOPPED, ended)
-        case Stopped():
+        case _ if facts.verb == Verb.DELETE:
             return _delete(facts)
+        case Stopped() as stopped:
+            return _stopped(facts, stopped)
+        case Unknown(recoverable=True):
+            return _recover(facts)
         case running_or_unknown:
-            if facts.verb == Verb.DELETE:
-                return _delete(facts)
             return _stop(facts, running=isinstance(running_or_unknown, Running))
+
+
+def _gone(facts: Facts, *, stated: bool) -> Decision:
+    if stated:
+        return Discharge(Evidence.DESTROYED)
+    if not facts.absence_apart:
+        return Discharge(Evidence.DESTROYED if facts.delete_announced else Evidence.ABSENT)
+    # Where one look is not enough, an accepted delete does not make it more (K-01): what was deleted is merely absent.
+    if facts.absent_for is not None and facts.absent_for >= facts.absence_apart:
+        return Discharge(Evidence.ABSENT)
+    return LookLater()
+
+
+def _stopped(facts: Facts, stopped: Stopped) -> Decision:
+    as_of, started = stopped.resource.as_of, facts.started_as_of
+    if as_of is not None and started is not None and as_of < started:
+        return Wait("out of date")
+    if facts.extending:
+        return Wait("extending")
+    # Found stopped, with a deadline at which the provider would do away with the files: a stop turns it off, and is
+    # tried once. Whatever comes of it, the end of execution is proven.
+    if facts.verb == Verb.STOP_ONLY and stopped.resource.expires_at is not None:
+        if facts.stop is None:
+            return Stop()
+        if facts.stop == ErrorKind.BUSY:
+            return Wait("stopping")
+    return Discharge(Evidence.STOPPED, stopped.ended)
+
+
+def _recover(facts: Facts) -> Decision:
+    """Once in an attempt. What it leads to is seen by looking: running, and then it is stopped like any other."""
+    in_vain = facts.recovered_before >= RECOVERIES
+    if facts.recover is None and not (in_vain and facts.verb == Verb.STOP_OR_DELETE):
+        return Recover()
+    if facts.stop is not None:
+        return _stop(facts, running=False)
+    if facts.recover == ErrorKind.BUSY or (facts.recover == ACCEPTED and not in_vain):
+        return Wait("recovering")
+    kind = ErrorKind.REFUSED if facts.recover in (None, ACCEPTED) else ErrorKind(facts.recover)
+    return _fall_back(facts, kind)
 
 
 def _stop(facts: Facts, *, running: bool) -> Decision:
     if facts.stop is None:
-        return Stop()
+        # A deadline that is moved after it was turned off would be on again.
+        return Wait("extending") if facts.extending else Stop()
     if facts.stop == ErrorKind.BUSY or (facts.stop == ACCEPTED and running):
         return Wait("stopping")
-    kind = ErrorKind.REFUSED if facts.stop == ACCEPTED else ErrorKind(facts.stop)
+    return _fall_back(facts, ErrorKind.REFUSED if facts.stop == ACCEPTED else ErrorKind(facts.stop))
+
+
+def _fall_back(facts: Facts, kind: ErrorKind) -> Decision:
     if facts.verb == Verb.STOP_OR_DELETE and kind in _FALL_BACK_TO_DELETE:
         return _delete(facts)
     return Fail(kind)

@@ -48,10 +48,14 @@ def write(claim: Claim, outcome: Outcome, *, called: bool, random: Random) -> Wr
         case work.InTransition():
             _answered(claim, called)
             return _busy(claim, random)
-        case work.NotSeen(delay=delay):
+        case work.NotSeen(delay=delay, until=until):
             _answered(claim, called)
-            claims.postpone(claim, Kind.NOT_SEEN, delay=delay)
+            claims.postpone(claim, Kind.NOT_SEEN, delay=delay, until=until)
             return Written(Kind.NOT_SEEN)
+        case work.Extended(until=until):
+            _answered(claim, called)
+            held = claims.owe_again(claim, Kind.EXTENDED, at=until)
+            return Written(Kind.EXTENDED if held else Kind.SUPERSEDED)
         case work.NeedsOperator(why=why, still=still):
             claims.quiet_down(claim, why, still=still)
             return Written(Kind.QUIETED)
@@ -79,7 +83,7 @@ def _answered(claim: Claim, called: bool) -> None:  # noqa: FBT001 - private
 
 
 def _busy(claim: Claim, random: Random) -> Written:
-    delay = backoff.busy(claim.busy_count + 1, random)
+    delay = min(backoff.busy(claim.busy_count + 1, random), backoff.longest(claim.kind))
     held = claims.postpone(claim, Kind.BUSY, delay=delay, busy=True, error_kind=ErrorKind.BUSY)
     return Written(Kind.BUSY, delay if held else None)
 
@@ -88,7 +92,7 @@ def _failed(claim: Claim, failure: work.Failed, random: Random) -> Written:
     held = claims.postpone(
         claim,
         Kind.FAILED,
-        delay=backoff.cooldown(claim.failures + 1, random),
+        delay=min(backoff.cooldown(claim.failures + 1, random), backoff.longest(claim.kind)),
         failed=True,
         error_kind=failure.kind,
         excerpt=failure.excerpt,

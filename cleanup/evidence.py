@@ -3,6 +3,10 @@
 A receipt is inserted whoever learned it, bound to the epoch that was read before the call; what it *means* is decided
 under the lease's lock: the attempt that still holds the row settles with it, a superseded one only wakes the row, whose
 next attempt finds the receipt. So a late answer is never lost, and never undoes what a newer attempt did.
+
+Absence, where one look is not enough, is a row of looks that all found nothing: the first writes `absent_since`, any
+that sees something clears it, whoever made it. Both are done under the lease's lock, like the settle, which proves
+absence only while `absent_since` is still the one that its attempt read before it looked.
 """
 
 from __future__ import annotations
@@ -10,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
 
 from django.db import transaction
 from django.db.models import F, Max
@@ -18,11 +21,11 @@ from django.db.models.functions import Coalesce, Now
 
 from cleanup.backoff import PROTECTION
 from cleanup.claims import Claim, fenced, finish_attempt
-from leases import audit, proof, transitions
-from leases.clock import Clock
+from leases import audit, bounds, proof, transitions
+from leases.clock import Clock, database_now
 from leases.models import Attempt, Lease, Obligation, Receipt
 from leases.waking import wake
-from providers.contract import Ended
+from providers.contract import Ended, Resource
 
 Verb = Obligation.Verb
 Evidence = Receipt.Evidence
@@ -41,6 +44,12 @@ class Standing:
     """A receipt of this epoch that already proves what the verb demands."""
     proven_before: bool
     """There was some receipt of this epoch at that moment: whoever sees the sandbox running later sees a restart."""
+    absent_since: datetime | None
+    """When the first of the looks in a row was that did not find the sandbox, and by when that is known."""
+    absent_for: float | None
+    """Seconds from that to this reading, and so at most to any look that follows it."""
+    extending: bool
+    """A call that moves the provider's deadline may be on its way (see `_is_extending`)."""
 
 
 def standing(claim: Claim) -> Standing | None:
@@ -50,12 +59,19 @@ def standing(claim: Claim) -> Standing | None:
     return read[2] if read else None
 
 
-def announce(claim: Claim, call: str, still_due: Callable[[Standing], bool], *, clock: Clock) -> Standing | None:
+def announce(
+    claim: Claim,
+    call: str,
+    still_due: Callable[[Standing], bool],
+    *,
+    clock: Clock,
+    recovers: Resource | None = None,
+) -> Standing | None:
     """Read the facts again and, if the call is `still_due` by them, note it and renew the protection.
 
     All in one transaction: after its commit the call may be sent for as long as the protection lasts. Returns the facts
     read, so what changed since the attempt began (a demand, a receipt) is decided on right before each such call; None
-    when the row is no longer this attempt's.
+    when the row is no longer this attempt's. `recovers` is the sandbox as it was seen, for a call that starts it.
     """
     at = clock()
     with transaction.atomic():
@@ -65,15 +81,43 @@ def announce(claim: Claim, call: str, still_due: Callable[[Standing], bool], *, 
         lease, row, facts = read
         if not still_due(facts):
             return facts
-        Attempt.objects.filter(pk=claim.attempt_id).update(
-            announced_call=call, announced_at=Now(), announced_epoch=lease.epoch
-        )
-        changes: dict[str, Any] = {"due_at": Now() + timedelta(seconds=PROTECTION)}
+        if recovers is not None:
+            facts = _begin_epoch(lease, facts, recovers)
+        note(claim, row, call, epoch=lease.epoch)
         if call == "delete":
-            changes["delete_announced_at"] = Coalesce(F("delete_announced_at"), Now())
-        Obligation.objects.filter(pk=row.pk).update(**changes)
+            Obligation.objects.filter(pk=row.pk).update(delete_announced_at=Coalesce(F("delete_announced_at"), Now()))
     claim.renewed_at = max(claim.renewed_at, at)
     return replace(facts, delete_announced=facts.delete_announced or call == "delete")
+
+
+def note(claim: Claim, row: Obligation, call: str, *, epoch: int) -> None:
+    """Note the call that this attempt is about to make, and renew its protection; the row is locked and fenced.
+
+    The caller counts the protection from a time that it took before the transaction, and only once that committed.
+    """
+    Attempt.objects.filter(pk=claim.attempt_id).update(announced_call=call, announced_at=Now(), announced_epoch=epoch)
+    Obligation.objects.filter(pk=row.pk).update(due_at=Now() + timedelta(seconds=PROTECTION))
+
+
+def _begin_epoch(lease: Lease, facts: Standing, seen: Resource) -> Standing:
+    """Raise the epoch of a sandbox that is about to be recovered, in the transaction that announces it.
+
+    A recovery is a start whose reply may be lost, so its epoch begins before the call and not when somebody confirms
+    it: at this commit every receipt of the older epoch stops being proof. No operation is journalled for it. A journal
+    entry finds an owner for what a start may bring up, and this sandbox has one: the open teardown, which survives the
+    process and looks again. What the provider says about it from before the state that was seen is out of date.
+    """
+    lease.epoch += 1
+    lease.started_as_of = later(lease.started_as_of, seen.as_of)
+    lease.save(update_fields=["epoch", "started_as_of"])
+    audit.record("lease.recovering", lease, company_id=lease.company_id, epoch=lease.epoch)
+    return replace(facts, epoch=lease.epoch, receipt=None, proven_before=False)
+
+
+def later(one: datetime | None, other: datetime | None) -> datetime | None:
+    """Return the later of two times, of which either may be unknown."""
+    known = [moment for moment in (one, other) if moment is not None]
+    return max(known) if known else None
 
 
 def _read(claim: Claim) -> tuple[Lease, Obligation, Standing] | None:
@@ -82,6 +126,7 @@ def _read(claim: Claim) -> tuple[Lease, Obligation, Standing] | None:
     if row is None:
         return None
     claim.wakes = row.wakes  # what those wakes told of is read here, under the lock
+    since = row.absent_since
     return (
         lease,
         row,
@@ -93,6 +138,9 @@ def _read(claim: Claim) -> tuple[Lease, Obligation, Standing] | None:
             epoch=lease.epoch,
             receipt=satisfying(lease, Verb(row.verb)),
             proven_before=proof.receipts(lease).exists(),
+            absent_since=since,
+            absent_for=(database_now() - since).total_seconds() if since is not None else None,
+            extending=_is_extending(lease),
         ),
     )
 
@@ -105,13 +153,25 @@ def satisfying(lease: Lease, verb: Verb) -> Receipt | None:
     return receipts.order_by("pk").first()
 
 
-def settle_with(claim: Claim, evidence: Evidence, *, epoch: int, ended: Ended = Ended.KILLED) -> bool:
+def settle_with(
+    claim: Claim,
+    evidence: Evidence,
+    *,
+    epoch: int,
+    ended: Ended = Ended.KILLED,
+    absent_since: datetime | None = None,
+    deadline_of: Resource | None = None,
+) -> bool:
     """Record the receipt and, if this attempt still holds the row, settle the lease with it. Returns whether it did.
 
+    `absent_since` is the first of the looks that prove absence together; when another attempt saw something meanwhile,
+    they prove nothing. `deadline_of` is a stopped sandbox as it was seen, whose deadline is kept with the lease.
     Safe to repeat after a COMMIT whose reply was lost: the receipt is one per attempt and finding, the row closes once.
     """
     with transaction.atomic():
         lease = Lease.objects.select_for_update(no_key=True).get(pk=claim.lease)
+        if absent_since is not None and not _still_absent(claim, absent_since):
+            return False
         receipt, _ = Receipt.objects.get_or_create(
             attempt_id=claim.attempt_id,
             epoch=epoch,
@@ -126,6 +186,9 @@ def settle_with(claim: Claim, evidence: Evidence, *, epoch: int, ended: Ended = 
                 "ended": ended.value,
             },
         )
+        if deadline_of is not None and lease.epoch == epoch and lease.state == Lease.State.PENDING_CLEANUP:
+            lease.expires_at = deadline_of.expires_at
+            lease.save(update_fields=["expires_at"])
         return _settle(claim, lease, receipt)
 
 
@@ -136,18 +199,86 @@ def settle_by_receipt(claim: Claim, receipt: Receipt) -> bool:
         return _settle(claim, lease, receipt)
 
 
-def sighted_running(claim: Claim, epoch: int) -> None:
-    """A sandbox that had been proven stopped when the look began is seen running: it was started. The epoch rises.
+def sighted_running(claim: Claim, facts: Standing, as_of: datetime | None) -> None:
+    """A sandbox is seen running, by a look that began with these facts.
 
-    The stop that proves its end must come after that, so no receipt of the old epoch settles this teardown (design 4).
-    Only the attempt that holds the row may say so: what a superseded one saw may be older than the newer one's proof.
+    Where it had been proven stopped, it was started: the epoch rises, and no receipt of the old one settles this
+    teardown (design 4). In an epoch that a start began, the look confirms that start. Either way, what the provider
+    says from before `as_of`, its own time of this answer, is out of date from now on. Only the attempt that holds the
+    row may say so: what a superseded one saw may be older than the newer one's proof.
     """
+    restarted = facts.proven_before
+    if not restarted and (facts.epoch == 1 or as_of is None):
+        return
     with transaction.atomic():
         lease = Lease.objects.select_for_update(no_key=True).get(pk=claim.lease)
-        if lease.epoch == epoch and fenced(claim) is not None:
-            lease.epoch = epoch + 1
-            lease.save(update_fields=["epoch"])
+        if lease.epoch != facts.epoch or fenced(claim) is None:
+            return
+        lease.started_as_of = later(lease.started_as_of, as_of)
+        if restarted:
+            lease.epoch += 1
             audit.record("lease.sighted_running", lease, company_id=lease.company_id, epoch=lease.epoch)
+        lease.save(update_fields=["epoch", "started_as_of"])
+
+
+def not_found(claim: Claim, *, apart: float) -> datetime | None:
+    """Note a look that did not find the sandbox. Returns when a look can prove it, None if the row is not ours.
+
+    The first of several in a row says since when; later ones leave that as it is, so that a row that is woken in
+    between, however often, proves nothing earlier. By the database's clock, and after the look: so the first look was
+    at that time or before.
+    """
+    with transaction.atomic():
+        Lease.objects.select_for_update(no_key=True).get(pk=claim.lease)
+        row = fenced(claim)
+        if row is None:
+            return None
+        since = row.absent_since
+        if since is None:
+            since = database_now()
+            Obligation.objects.filter(pk=row.pk).update(absent_since=since)
+    return since + timedelta(seconds=apart)
+
+
+def found(claim: Claim) -> None:
+    """Note that the sandbox was seen, in whatever state: it was not absent all the time.
+
+    Not fenced, for it is evidence: a look of an attempt that lost its row may only make absence harder to prove.
+    """
+    missed = Obligation.objects.filter(pk=claim.obligation_id, closed_at__isnull=True, absent_since__isnull=False)
+    if not missed.exists():
+        return  # whoever writes it now looked after us
+    with transaction.atomic():
+        Lease.objects.select_for_update(no_key=True).get(pk=claim.lease)
+        missed.update(absent_since=None)
+
+
+def recovered_in_vain(claim: Claim) -> int:
+    """Return how many earlier attempts recovered the sandbox and got no further."""
+    earlier = Attempt.objects.filter(obligation_id=claim.obligation_id, announced_call="recover")
+    return earlier.exclude(pk=claim.attempt_id).count()
+
+
+def _still_absent(claim: Claim, since: datetime) -> bool:
+    return Obligation.objects.filter(pk=claim.obligation_id, absent_since=since).exists()
+
+
+def _is_extending(lease: Lease) -> bool:
+    """Return whether a call that moves the provider's deadline may still be on its way.
+
+    A release closes the `extend` row and supersedes its attempt, but a call that was announced before is not called
+    back. Such a call is sent right after its announcement; a bound later it has ended. Its attempt tells only that it
+    was superseded, not whether the call was answered, so time decides.
+    """
+    if lease.expires_at is None:
+        return False
+    unanswered = ["", Attempt.Outcome.NOTHING_OWED, Attempt.Outcome.SUPERSEDED]
+    return Attempt.objects.filter(
+        obligation__lease=lease,
+        obligation__kind=Obligation.Kind.EXTEND,
+        announced_at__gt=Now() - timedelta(seconds=bounds.EXTEND),
+        outcome__in=unanswered,
+    ).exists()
 
 
 def _settle(claim: Claim, lease: Lease, receipt: Receipt) -> bool:

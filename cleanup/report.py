@@ -22,7 +22,8 @@ SELECT kind,
        count(*) FILTER (WHERE escalated_at IS NOT NULL) AS escalated,
        count(*) FILTER (WHERE quiet NOT IN ('', 'waiting')) AS quiet,
        count(*) FILTER (WHERE quiet = 'waiting') AS waiting,
-       min(owed_since) AS oldest,
+       -- What is owed at a later time (a deadline that is to be moved) is not old yet.
+       min(owed_since) FILTER (WHERE owed_since <= now()) AS oldest,
        min(due_at) FILTER (WHERE attempt_id IS NULL) AS next_due
   FROM leases_obligation WHERE closed_at IS NULL GROUP BY kind
 """

@@ -63,9 +63,17 @@ class InTransition:
 
 @dataclass(frozen=True, slots=True)
 class NotSeen:
-    """A look-up found nothing yet; look again in `delay` seconds."""
+    """A look found nothing, which proves nothing yet; look again in `delay` seconds, or at `until`."""
 
-    delay: float
+    delay: float = 0.0
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """The provider's deadline was moved; it is owed again at `until`."""
+
+    until: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +111,7 @@ class HandBack:
     excerpt: str = ""
 
 
-Outcome = Done | Draining | InTransition | NotSeen | Failed | NeedsOperator | Waiting | HandBack
+Outcome = Done | Draining | InTransition | NotSeen | Extended | Failed | NeedsOperator | Waiting | HandBack
 
 
 @dataclass(frozen=True, slots=True)

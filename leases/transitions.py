@@ -14,7 +14,7 @@ from uuid import UUID
 from django.db import transaction
 from django.db.models.functions import Now
 
-from leases import audit, startup
+from leases import audit, deadlines, startup
 from leases.demands import Demand, merge
 from leases.models import Attempt, Environment, Issue, Lease, Obligation, Operation, Receipt, Run
 from leases.models.environments import Policy
@@ -57,6 +57,7 @@ def attach(
     lease.expires_at, lease.started_as_of = expires_at, as_of
     lease.save(force_insert=True)
     _hand_over(operation, lease)
+    deadlines.open_for(lease)
     audit.record("lease.acquired", lease, company_id=lease.company_id, actor=actor, resource=resource_id)
     return lease
 
@@ -72,6 +73,7 @@ def resume(operation: Operation, lease: Lease, resource: Resource, *, expires_at
     _start(lease, resource)
     lease.save(update_fields=["state", "outcome", "reason", "released_at", "expires_at", "epoch", "started_as_of"])
     _hand_over(operation, lease)
+    deadlines.open_for(lease)
     audit.record("lease.resumed", lease, company_id=lease.company_id, actor=actor, epoch=lease.epoch)
 
 
@@ -92,6 +94,7 @@ def succeed(
     predecessor.save(update_fields=["state", "successor", "expires_at"])
     _resolve(predecessor)
     _hand_over(operation, lease)
+    deadlines.open_for(lease)
     audit.record(
         "lease.succeeded",
         predecessor,
@@ -154,6 +157,7 @@ def begin_teardown(lease: Lease, demand: Demand, *, outcome: str, reason: str, a
     lease.reason = reason
     lease.released_at = Now()
     lease.save(update_fields=["state", "outcome", "reason", "released_at"])
+    deadlines.close_for(lease)
     obligation = _owe_teardown(lease, demand, due_at=demand.drain_until)
     audit.record(
         "lease.released",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tests.stage import Rehearsal
 
 registry._BUILT_IN["rehearsal"] = "tests.rehearsal:RehearsalProvider"
+registry._BUILT_IN["limited"] = "tests.rehearsal:LimitedProvider"
 
 
 @pytest.fixture
@@ -22,3 +23,11 @@ def rehearsal(transactional_db: None) -> Rehearsal:
     from tests.stage import Rehearsal
 
     return Rehearsal()
+
+
+@pytest.fixture
+def limited(transactional_db: None) -> Rehearsal:
+    """A stage whose provider has deadlines of its own, and hides what it may not have ended."""
+    from tests.stage import Rehearsal
+
+    return Rehearsal("limited")

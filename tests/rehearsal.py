@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import ClassVar
 from uuid import uuid4
 
@@ -43,8 +44,10 @@ class Config(Schema):
 
 @dataclass
 class Box:
+    """A sandbox. `hidden` ones are not to be found, and may run on all the same; `destroyed` ones are said to be so."""
+
     resource: Resource
-    state: str = "running"  # running, stopped, suspended, busy, unknown
+    state: str = "running"  # running, stopped, suspended, busy, unknown, recoverable, hidden, destroyed
 
 
 @dataclass
@@ -128,8 +131,10 @@ class RehearsalProvider(Provider[Endpoint, Config]):
         box = self._call("inspect", resource_id).boxes.get(resource_id)
         self._done("inspect", resource_id)
         match box:
-            case None:
+            case None | Box(state="hidden"):
                 return Gone()
+            case Box(state="destroyed"):
+                return Gone(stated=True)
             case Box(state="stopped"):
                 return Stopped(box.resource)
             case Box(state="suspended"):
@@ -138,6 +143,8 @@ class RehearsalProvider(Provider[Endpoint, Config]):
                 return Busy(box.resource, "starting")
             case Box(state="unknown"):
                 return Unknown(box.resource, "error")
+            case Box(state="recoverable"):
+                return Unknown(box.resource, "error", recoverable=True)
             case _:
                 return Running(box.resource)
 
@@ -158,6 +165,10 @@ class RehearsalProvider(Provider[Endpoint, Config]):
         self._done("execute", resource_id)
         return Execution(0, b"ok")
 
+    def recover(self, resource_id: str, *, within: float) -> None:
+        self._box("recover", resource_id).state = "running"
+        self._done("recover", resource_id)
+
     def list(self, marks: Mapping[str, str], *, within: float) -> Listing:
         world = self._call("list", "")
         ours = [b.resource for b in world.boxes.values() if marks.items() <= dict(b.resource.marks).items()]
@@ -168,3 +179,47 @@ class RehearsalProvider(Provider[Endpoint, Config]):
         if box is None:
             raise ProviderError(ErrorKind.NOT_FOUND)
         return box
+
+
+class LimitedConfig(Config):
+    lifetime: float | None = 3600.0
+
+
+class LimitedProvider(RehearsalProvider):
+    """A provider that ends its sandboxes at a deadline, and whose word that one is not to be found counts twice only.
+
+    A stop turns the deadline off, as the contract demands.
+    """
+
+    key: ClassVar[str] = "limited"
+    label: ClassVar[str] = "rehearsal with deadlines"
+    Config = LimitedConfig
+    capabilities = replace(RehearsalProvider.capabilities, has_deadline=True, absence_apart=120.0)
+
+    def create(self, name: str, marks: Mapping[str, str], config: Config, *, within: float) -> Created:
+        created = super().create(name, marks, config, within=within)
+        assert isinstance(config, LimitedConfig)
+        return Created(self._until(created.resource.resource_id, config.lifetime))
+
+    def stop(self, resource_id: str, *, grace: float, within: float) -> None:
+        if resource_id in self.world.boxes:
+            self._until(resource_id, None)
+        super().stop(resource_id, grace=grace, within=within)
+
+    def extend(self, resource_id: str, seconds: float, *, within: float) -> datetime:
+        self._box("extend", resource_id)
+        moved = self._until(resource_id, seconds).expires_at
+        self._done("extend", resource_id)
+        assert moved is not None
+        return moved
+
+    @classmethod
+    def lifetime(cls, config: Config) -> float | None:
+        assert isinstance(config, LimitedConfig)
+        return config.lifetime
+
+    def _until(self, resource_id: str, seconds: float | None) -> Resource:
+        box = self.world.of(resource_id)
+        ends = datetime.now(UTC) + timedelta(seconds=seconds) if seconds is not None else None
+        box.resource = replace(box.resource, expires_at=ends)
+        return box.resource

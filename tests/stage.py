@@ -8,12 +8,12 @@ from tests.rehearsal import WORLDS, World, new_world
 
 
 class Rehearsal:
-    def __init__(self, **environment: object) -> None:
+    def __init__(self, provider: str = "rehearsal", **environment: object) -> None:
         key = new_world()
         self.world: World = WORLDS[key]
         self.company: Company = factories.company()
         self.account: ProviderAccount = factories.account(
-            self.company, provider="rehearsal", endpoint={"world": key}, attested_identity=""
+            self.company, provider=provider, endpoint={"world": key}, attested_identity=""
         )
         self.environment: Environment = factories.environment(self.account, **environment)
         self.run: Run = factories.run(self.company)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cleanup.handlers.end_lease import end_lease
+from cleanup.handlers.extend import extend
 from cleanup.handlers.probe_account import probe_account
 from cleanup.handlers.recover_creation import recover_creation
 from cleanup.handlers.recover_start import recover_start
@@ -15,5 +17,7 @@ HANDLERS: dict[str, Handler] = {
     Obligation.Kind.RECOVER_CREATION: recover_creation,
     Obligation.Kind.RECOVER_START: recover_start,
     Obligation.Kind.STARTUP: startup_of,
+    Obligation.Kind.EXTEND: extend,
+    Obligation.Kind.END_LEASE: end_lease,
     Obligation.Kind.PROBE_ACCOUNT: probe_account,
 }

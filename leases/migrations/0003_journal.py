@@ -204,6 +204,7 @@ class Migration(migrations.Migration):
                     ("busy", "Busy"),
                     ("draining", "Draining"),
                     ("not_seen", "not seen yet"),
+                    ("extended", "the provider's deadline was moved"),
                     ("nothing_owed", "nothing owed any more"),
                     ("handed_over", "handed over"),
                     ("handed_back", "handed back unworked"),

@@ -216,6 +216,7 @@ class Attempt(models.Model):
         BUSY = "busy"
         DRAINING = "draining"
         NOT_SEEN = "not_seen", "not seen yet"
+        EXTENDED = "extended", "the provider's deadline was moved"
         NOTHING_OWED = "nothing_owed", "nothing owed any more"
         HANDED_OVER = "handed_over", "handed over"
         HANDED_BACK = "handed_back", "handed back unworked"

@@ -376,6 +376,27 @@ def test_a_debt_that_was_paid_late_is_none_any_more(rehearsal: Rehearsal) -> Non
     assert (told["unverified"], [debt["obligation"] for debt in told["debts"]]) == (1, [unpaid.pk])
 
 
+def test_what_waits_for_the_end_of_something_else_needs_nobody_and_is_counted_apart(rehearsal: Rehearsal) -> None:
+    factories.teardown(factories.lease(rehearsal.environment), due_at=None, quiet="waiting")
+    teardowns = _json("owed")[1]["kinds"][0]
+    assert (teardowns["open"], teardowns["quiet"], teardowns["waiting"]) == (1, 0, 1)
+    assert teardowns["quiet_because"] == {}
+    text = _run("owed")[1]
+    assert "person" not in text
+    line = next(line for line in text.splitlines() if line.startswith("teardown"))
+    assert line.split()[6:8] == ["0", "1"]
+
+
+def test_a_deadline_that_is_to_be_moved_later_is_open_and_not_old(limited: Rehearsal) -> None:
+    acquired(limited)
+    extends = next(kind for kind in _json("owed")[1]["kinds"] if kind["kind"] == "extend")
+    assert (extends["open"], extends["due"], extends["cooling"], extends["oldest"]) == (1, 0, 0, None)
+    assert _run("sweep", "--dry-run")[1].startswith("0 due")
+    falls_due(Obligation.objects.get(kind="extend"))
+    lease = Lease.objects.get()
+    assert f"extend of lease {lease.pk} at" in _run("sweep", "--dry-run")[1]
+
+
 def test_a_row_that_fell_due_again_after_a_crash_is_due_and_not_in_flight(rehearsal: Rehearsal) -> None:
     row = factories.claimed(factories.teardown(factories.lease(rehearsal.environment)))
     falls_due(row)

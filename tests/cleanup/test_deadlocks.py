@@ -25,6 +25,7 @@ from leases import creating, journal, releasing, retrying, transitions
 from leases.clock import boottime
 from leases.errors import AcquireRejected
 from leases.models import BridgeActivity, Lease, Obligation, Operation, ProviderAccount
+from leases.waking import wake
 from tests import factories
 from tests.concurrency import BOUND, Background, Gate
 from tests.scenarios.steps import (
@@ -465,3 +466,26 @@ def test_work_ends_while_a_stop_of_its_run_is_not_committed(
     assert (row.drain_until, row.requests, is_due(row)) == (None, 1, True)
     assert row.wakes == 2
     _destroyed(rehearsal)
+
+
+def test_a_retry_and_the_end_of_an_ad_hoc_lease(limited: Rehearsal) -> None:
+    """Both come to the lease's two deadlines, the retry without the lease's lock: by id, whoever comes first."""
+    lease = acquired(limited, ad_hoc=True)
+    Lease.objects.filter(pk=lease.pk).update(ends_at=factories.at(-1))
+    falls_due(lease.obligations.get(kind="end_lease"))
+    extends, ends = Obligation.objects.filter(lease=lease).order_by("pk")
+    gate = Gate()
+
+    def retries() -> None:
+        with transaction.atomic():
+            wake(extends.pk, explicit=True)
+            gate()
+            wake(ends.pk, explicit=True)
+
+    selection = claims.Selection(obligation_id=ends.pk)
+    _, tally = _meet(retries, gate, lambda: Engine().sweep(limited.account.pk, selection=selection))
+    assert tally.outcomes == {"proven": 1}
+    assert state(lease) == "pending_cleanup"
+    for row in (extends, ends):
+        row.refresh_from_db()
+        assert not row.is_open

@@ -122,8 +122,10 @@ _UNPAID = frozenset({"failed", "busy", "quieted", "not_seen", "handed_back", "un
 
 def _subject(row: Obligation) -> str:
     if row.lease_id:
-        return f"lease {row.lease_id} ({row.verb})"
-    return f"operation {row.operation_id}" if row.operation_id else "the account"
+        return f"lease {row.lease_id} ({row.verb})" if row.verb else f"lease {row.lease_id}"
+    if row.operation_id:
+        return f"operation {row.operation_id}"
+    return f"run {row.run_id}" if row.run_id else "the account"
 
 
 def _advance(bar: tqdm[Any]) -> None:
