@@ -25,8 +25,10 @@ KINDS = (Obligation.Kind.EXTEND, Obligation.Kind.END_LEASE)
 
 def open_for(lease: Lease) -> None:
     """Owe what the deadlines of a lease demand that becomes active in this transaction."""
-    if lease.expires_at is not None and _is_kept_ahead(lease):
-        _owe(lease, Obligation.Kind.EXTEND, half_way(lease.expires_at, database_now()))
+    if (lease.expires_at is not None or lease.epoch > 1) and _is_kept_ahead(lease):
+        # One that was started again and has none: the stop turned it off, and setting it anew failed. It is due now.
+        now = database_now()
+        _owe(lease, Obligation.Kind.EXTEND, half_way(lease.expires_at, now) if lease.expires_at else now)
     if lease.ends_at is not None:
         _owe(lease, Obligation.Kind.END_LEASE, lease.ends_at)
 

@@ -19,7 +19,7 @@ from leases import audit, bounds, companies, journal, proof, startup, transition
 from leases.connections import persistently
 from leases.demands import Demand, Verb
 from leases.errors import AcquireRejected, ResumeFailed
-from leases.models import Attempt, Lease, Obligation, Operation
+from leases.models import Attempt, BridgeActivity, Lease, Obligation, Operation
 from leases.patience import TRANSIENT, Patience
 from leases.planning import Request
 from providers.contract import Busy, ErrorKind, Gone, ProviderError, Resource, Running, Sighting, Stopped
@@ -215,7 +215,10 @@ def _is_starting(lease: Lease) -> bool:
 
 
 def _is_disturbed(lease: Lease) -> bool:
-    """An attempt holds an obligation on this sandbox, or lost it less than one call bound ago (design 2.2)."""
+    """An attempt holds an obligation on this sandbox, or lost it less than one call bound ago (design 2.2).
+
+    Or work that was admitted into it has no end yet, and could go on writing under the sandbox that is started (S-125).
+    """
     of_sandbox = Q(lease__account_id=lease.account_id, lease__resource_id=lease.resource_id)
     held = Obligation.objects.filter(of_sandbox, attempt_id__isnull=False, due_at__gt=Now())
     late = Attempt.objects.filter(
@@ -224,7 +227,8 @@ def _is_disturbed(lease: Lease) -> bool:
         outcome=Attempt.Outcome.SUPERSEDED,
         announced_at__gt=Now() - timedelta(seconds=bounds.LONGEST_CALL + bounds.SEND_MARGIN),
     )
-    return held.exists() or late.exists()
+    working = BridgeActivity.objects.filter(of_sandbox, ended_at__isnull=True, deadline__gt=Now())
+    return held.exists() or late.exists() or working.exists()
 
 
 def _deadline(provider: AnyProvider, operation: Operation, config: Any) -> datetime | None:

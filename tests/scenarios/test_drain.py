@@ -452,7 +452,7 @@ def _the_environment_is_deleted(rehearsal: Rehearsal) -> None:
 def test_a_sandbox_that_came_too_late_is_not_attached_and_has_an_owner_from_the_start(
     rehearsal: Rehearsal, meanwhile: Any
 ) -> None:
-    """S-025, S-029, S-040, S-062: authority is asked again under the locks of the attach."""
+    """S-025, S-026, S-028, S-029, S-040, S-062: authority is asked again under the locks of the attach."""
     starting, reply = _starting(rehearsal, "allocated, reply under way")
     meanwhile(rehearsal)
     reply.open()

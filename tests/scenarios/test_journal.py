@@ -573,7 +573,7 @@ def test_a_late_reply_and_the_look_up_end_in_one_teardown_in_either_order(rehear
 
 @pytest.mark.parametrize("who", ["the same", "another", "another company"])
 def test_an_id_is_saved_once_and_nobody_saves_another(rehearsal: Rehearsal, who: str) -> None:
-    """S-073."""
+    """S-051, S-073."""
     operation = _lost(rehearsal)
     (resource_id,) = rehearsal.world.boxes
     journal.save_resource_id(operation, resource_id)

@@ -26,7 +26,7 @@ def test_a_release_with_a_matching_receipt_settles_and_keeps_it(rehearsal: Rehea
 
 
 def test_an_answer_about_another_sandbox_is_no_receipt(rehearsal: Rehearsal) -> None:
-    """S-104: a receipt is about exactly this resource. An adapter that mixes handles up proves nothing."""
+    """S-104, S-280: a receipt is about exactly this resource. An adapter that mixes handles up proves nothing."""
     lease = released(rehearsal, "reuse_by_environment")
     mine = rehearsal.world.of(lease.resource_id)
     mine.state = "stopped"

@@ -12,7 +12,7 @@ from django.db import transaction
 import leases
 from leases import proof, reuse
 from leases.errors import AcquireInProgress, AcquireRefused, AcquireRejected, AcquireUncertain, ResumeFailed
-from leases.models import Company, Environment, Lease, Obligation, Operation, Receipt, Run
+from leases.models import BridgeActivity, Company, Environment, Lease, Obligation, Operation, Receipt, Run
 from leases.models.environments import Policy
 from leases.patience import Patience
 from providers.contract import Capabilities, ErrorKind, ProviderError
@@ -502,6 +502,17 @@ def test_nothing_is_started_while_an_attempt_is_at_work_on_it(rehearsal: Rehears
         acquire(rehearsal, another_run(rehearsal), patience=time.patience())
     assert (caught.value.code, rehearsal.world.count("start")) == ("busy", 0)
     assert late.outcome == "superseded"
+
+
+def test_nothing_is_started_while_old_work_of_it_has_no_end(rehearsal: Rehearsal) -> None:
+    """S-125: it could write under the sandbox that is started. Past its own deadline it holds nothing."""
+    lease = kept(rehearsal)
+    work = BridgeActivity.objects.create(company=rehearsal.company, lease=lease, deadline=factories.at(600))
+    with pytest.raises(AcquireRefused, match="try again") as caught:
+        acquire(rehearsal, another_run(rehearsal))
+    assert (caught.value.code, rehearsal.world.count("start"), rehearsal.world.count("create")) == ("busy", 0, 1)
+    BridgeActivity.objects.filter(pk=work.pk).update(deadline=factories.at(-1))
+    assert acquire(rehearsal, another_run(rehearsal)).resource_id == lease.resource_id
 
 
 # Requests

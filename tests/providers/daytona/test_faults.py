@@ -285,6 +285,7 @@ def test_a_creation_that_takes_its_time_runs_later(server: Rehearsal, daytona: D
 def test_a_lifetime_is_the_services_own_deadline_in_whole_minutes(
     server: Rehearsal, daytona: DaytonaProvider, clock: Clock, seconds: int | None, minutes: int | None
 ) -> None:
+    """S-279."""
     created = daytona.create("box", MARKS, DaytonaConfig(lifetime_seconds=seconds), within=WITHIN)
     sandbox = created.resource.resource_id
     assert server.world.boxes[sandbox].body.get("ttlMinutes") == minutes
@@ -314,6 +315,7 @@ def test_a_sandbox_is_made_to_be_kept(
 
 
 def test_resources_beside_a_snapshot_are_dropped(server: Rehearsal, create: Callable[..., str]) -> None:
+    """S-278."""
     body = server.world.boxes[create(snapshot="base", cpu=2)].body
     assert body["snapshot"] == "base"
     assert "cpu" not in body

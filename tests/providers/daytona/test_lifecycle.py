@@ -35,6 +35,7 @@ def marks_of(operation: str) -> dict[str, str]:
 def test_what_can_be_recovered_is_recovered_and_runs(
     server: Rehearsal, daytona: DaytonaProvider, create: Create, call: str
 ) -> None:
+    """S-282."""
     sandbox = create()
     server.world.fail(sandbox, reason="timeout while starting", recoverable=True)
     seen = daytona.inspect(sandbox, within=WITHIN)
@@ -230,6 +231,7 @@ def test_a_stop_keeps_the_files_of_a_sandbox_that_the_service_would_delete(
     *,
     paused: bool,
 ) -> None:
+    """S-147."""
     sandbox = create()
     set_up(server, sandbox, *setting)
     if paused:
