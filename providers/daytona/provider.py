@@ -142,8 +142,7 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
         _require_id(resource_id)
         with self._api.conversation(Call.START, within) as conversation:
             seen = self._look(conversation, resource_id)
-            if answers.may_recover(seen):
-                self._change(conversation, resource_id, "/recover")
+            if self._recovered(conversation, seen):
                 return
             match answers.sighting(seen):
                 case Running():
@@ -160,14 +159,9 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
         _require_id(resource_id)
         with self._api.conversation(Call.RECOVER, within) as conversation:
             seen = self._look(conversation, resource_id)
-            if answers.may_recover(seen):
-                self._change(conversation, resource_id, "/recover")
-                return
-            match answers.sighting(seen):
-                case Running():
-                    return
-                case other:
-                    raise unfit(other)
+            sighting = answers.sighting(seen)
+            if not self._recovered(conversation, seen) and not isinstance(sighting, Running):
+                raise unfit(sighting)
 
     def stop(self, resource_id: str, *, grace: float, within: float) -> None:
         """The service has a grace period of its own; without any grace it is told to use force.
@@ -292,6 +286,13 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
         self, conversation: Conversation, resource_id: str, path: str, query: Mapping[str, str] | None = None
     ) -> Sandbox:
         return self._the(resource_id, conversation.ask("POST", f"/sandbox/{resource_id}{path}", query=query))
+
+    def _recovered(self, conversation: Conversation, seen: Sandbox) -> bool:
+        """Ask for a recovery where the service offers one."""
+        if not answers.may_recover(seen):
+            return False
+        self._change(conversation, seen.resource.resource_id, "/recover")
+        return True
 
     def _keep(self, conversation: Conversation, seen: Sandbox) -> None:
         """See to it that a stop leaves the files, for as long as nobody deletes them."""

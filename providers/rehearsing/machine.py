@@ -42,6 +42,8 @@ class Machine:
             "TMPDIR": str(self._home / ".tmp"),
             _MARK: token,
         }
+        # One that an earlier server began may have processes of its time.
+        self._used = self._home.exists()
         (self._home / ".tmp").mkdir(parents=True, exist_ok=True)
 
     @property
@@ -108,6 +110,8 @@ class Machine:
 
     def running(self) -> list[int]:
         """Return the PIDs of all that carries this sandbox's mark."""
+        if not self._used:
+            return []  # nothing was ever started in it, and a look at all processes takes its time
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal():
@@ -119,6 +123,7 @@ class Machine:
     def _begin(
         self, argv: Sequence[str], cwd: str | None, env: Mapping[str, str], out: IO[bytes], err: IO[bytes]
     ) -> subprocess.Popen[bytes]:
+        self._used = True
         return subprocess.Popen(
             argv,
             cwd=self._home / (cwd or "."),

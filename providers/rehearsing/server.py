@@ -111,6 +111,7 @@ class Rehearsal(ABC, Generic[W]):
         self.echoes = False
         """Refuse everything, quoting all that was sent: a server that gives secrets away."""
         self.closing = threading.Event()
+        self._thread: threading.Thread | None = None
         self._server = _Server(self, host, port)
         self.root = f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_address[1]}"
 
@@ -132,12 +133,21 @@ class Rehearsal(ABC, Generic[W]):
         self.world.script.add(*faults)
 
     def serve(self) -> None:
-        """Serve until `close` is called from another thread, or an exception (Ctrl-C) ends it."""
+        """Serve in this thread until an exception (Ctrl-C) ends it."""
         self._server.serve_forever(0.05)
 
+    def start(self) -> None:
+        """Serve in a thread of its own until `close`."""
+        self._thread = threading.Thread(target=self.serve, name="rehearsal")
+        self._thread.start()
+
     def close(self) -> None:
+        """End serving, and all that runs in the sandboxes."""
         self.closing.set()
-        self._server.shutdown()
+        if self._thread is not None:
+            # Waits for a thread that serves or is about to: without one, for ever.
+            self._server.shutdown()
+            self._thread.join()
         self._server.server_close()
         self.world.close()
 
@@ -190,13 +200,11 @@ def running(rehearsal: type[R], **options: Any) -> Iterator[R]:
     """Run a rehearsal in a thread of this process, in a directory that is thrown away. Options are the world's."""
     with tempfile.TemporaryDirectory(prefix="rehearsal-", ignore_cleanup_errors=True) as directory:
         server = rehearsal(rehearsal.world_class(Path(directory), **options))
-        thread = threading.Thread(target=server.serve, name="rehearsal")
-        thread.start()
+        server.start()
         try:
             yield server
         finally:
             server.close()
-            thread.join()
 
 
 # What is asked of the rehearsal itself, by whoever directs it. Nothing here is the service's.

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,6 +89,19 @@ def test_without_json_it_prints_for_people() -> None:
         assert process.stderr.read() == ""
     assert lines[2].split() == ["key", "a-key"]
     assert lines[4].startswith("Ctrl-C")
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_server_ends_whether_or_not_it_ever_served(tmp_path: Path, *, served: bool) -> None:
+    # Ctrl-C may come between the address and the first request.
+    found = rehearsal("daytona")
+    server = found(found.world_class(tmp_path))
+    if served:
+        server.start()
+    ended = threading.Thread(target=server.close, daemon=True)
+    ended.start()
+    ended.join(WITHIN)
+    assert not ended.is_alive()
 
 
 def test_a_world_in_a_file_outlives_a_clean_end_with_its_files_and_without_its_processes(tmp_path: Path) -> None:

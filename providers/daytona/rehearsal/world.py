@@ -164,10 +164,11 @@ class World(rehearsing.World[Box]):
                 case "start":
                     self._start(box, outcome)
                 case "stop":
-                    self._require(box, {"started", "paused"}, "Sandbox is not started")
-                    ephemeral = box.auto_delete == 0
-                    end = ["destroying", "destroyed"] if ephemeral else ["stopping", "stopped"]
-                    self._go(box, end, outcome)
+                    self._require(box, {"started", "paused"}, "Sandbox is not in a stoppable state")
+                    if box.auto_delete == 0:
+                        self._delete(box, outcome)
+                    else:
+                        self._go(box, ["stopping", "stopped"], outcome)
                 case "pause":
                     self._require(box, {"started"}, "Sandbox is not started")
                     self._go(box, ["pausing", "paused"], outcome)
@@ -178,7 +179,7 @@ class World(rehearsing.World[Box]):
                     self._go(box, ["archiving", "archived"], outcome)
                 case "recover":
                     if box.state != "error" or not box.recoverable:
-                        raise Refused(400, "Sandbox is not in a recoverable error state")
+                        raise Refused(400, "Sandbox is not in a recoverable state")
                     self._go(box, ["starting", "started"], outcome)
             return self._changed(box)
 
@@ -277,7 +278,7 @@ class World(rehearsing.World[Box]):
     def _start(self, box: Box, outcome: Outcome) -> None:
         if box.state == "started" and box.desired == "started":
             return
-        self._require(box, {"stopped", "archived", "paused"}, "Sandbox is not in a valid state to be started")
+        self._require(box, {"stopped", "archived", "paused"}, "Sandbox is not in valid state")
         way = {"archived": ["restoring"], "paused": ["resuming"]}.get(box.state, ["starting"])
         self._go(box, [*way, "started"], outcome)
 
@@ -295,6 +296,8 @@ class World(rehearsing.World[Box]):
     def _require(self, box: Box, states: set[str], otherwise: str) -> None:
         if box.pending:
             raise Refused(409, "Sandbox state change in progress")
+        if box.state in {"error", "build_failed"}:
+            raise Refused(400, "Sandbox is in an errored state")
         if box.state not in states:
             raise Refused(400, otherwise)
 
