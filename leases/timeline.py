@@ -17,6 +17,7 @@ from itertools import chain
 
 from django.db.models import Q, QuerySet
 
+from leases import deadlines
 from leases.models import ActivityEntry, Attempt, BridgeActivity, Lease, Obligation, Operation, Receipt
 
 LIMIT = 300
@@ -148,17 +149,19 @@ def _of_succession(lease: Lease) -> Iterator[Event]:
 def _of_obligation(obligation: Obligation) -> Iterator[Event]:
     kind = obligation.get_kind_display()
     drain = obligation.drain_until
-    yield Event(
-        obligation.owed_since,
-        Source.INTENT,
-        f"Owed: {kind}",
-        Tone.PENDING,
-        facts=_facts(
-            obligation=f"#{obligation.pk}",
-            verb=obligation.get_verb_display().lower(),
-            drain_until=f"{drain:%Y-%m-%d %H:%M:%S} UTC" if drain else "",
-        ),
-    )
+    # A deadline is owed from a time that comes, and anew each time that it was moved: its attempts tell of it.
+    if obligation.kind not in deadlines.KINDS:
+        yield Event(
+            obligation.owed_since,
+            Source.INTENT,
+            f"Owed: {kind}",
+            Tone.PENDING,
+            facts=_facts(
+                obligation=f"#{obligation.pk}",
+                verb=obligation.get_verb_display().lower(),
+                drain_until=f"{drain:%Y-%m-%d %H:%M:%S} UTC" if drain else "",
+            ),
+        )
     if obligation.closed_at:
         proven = obligation.closed_as != Obligation.ClosedAs.UNVERIFIED
         yield Event(

@@ -15,6 +15,7 @@ from cleanup.engine import Engine
 from leases import deadlines
 from leases.clock import boottime
 from leases.models import Attempt, Environment, Lease, Obligation
+from leases.timeline import timeline
 from leases.waking import wake
 from providers.contract import ErrorKind
 from tests import factories
@@ -88,6 +89,14 @@ def test_a_lease_in_use_for_long_does_not_escalate_by_its_age(limited: Rehearsal
         falls_due(_row(lease))
         assert sweep(limited) == {"extended": 1}
     assert audited("obligation.escalated", _row(lease)) == 0
+
+
+def test_the_story_of_a_lease_tells_no_future(limited: Rehearsal) -> None:
+    lease = _leased(limited)
+    assert sweep(limited) == {"extended": 1}
+    events = timeline(lease).events
+    assert max(event.at for event in events) <= factories.database_now()
+    assert any("the provider's deadline was moved" in event.title for event in events)
 
 
 def test_a_deadline_that_nobody_came_to_move_escalates(limited: Rehearsal) -> None:
