@@ -179,7 +179,8 @@ def _give_back(operation: Operation, resource_id: str, reason: str, actor: str) 
     """Own the teardown of a sandbox that is no use to its caller, unless the recovery owns it. Safe to repeat."""
     with transaction.atomic():
         locked = journal.locked(operation)
-        if locked.state == Operation.State.PENDING and not journal.is_owned(locked, resource_id):
+        unowned = locked.state in (Operation.State.PENDING, Operation.State.UNVERIFIED)
+        if unowned and not journal.is_owned(locked, resource_id):
             transitions.own_for_teardown(locked, resource_id=resource_id, reason=reason, actor=actor)
 
 

@@ -17,7 +17,7 @@ from leases.calling import open_recorded
 from leases.clock import database_now
 from leases.credentials import SecretUnavailable
 from leases.errors import DecisionRefused, LeaseError, NotFound
-from leases.journal import is_owned, save_resource_id
+from leases.journal import is_owned
 from leases.models import Installation, Lease, Obligation, Operation, Run
 from leases.retrying import retry_obligations
 from leases.waking import wake
@@ -111,7 +111,6 @@ def adopt(operation_id: UUID, resource_id: str, *, company_id: UUID, actor: str,
             operation = Operation.objects.select_for_update(no_key=True).get(pk=operation_id)
             _require_adoptable(operation, resource_id)
             before = operation.state
-            save_resource_id(operation, resource_id)
             lease = transitions.own_for_teardown(operation, resource_id=resource_id, reason="adopted", actor=actor)
             audit.record(
                 "operation.adopted",

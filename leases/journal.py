@@ -15,7 +15,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import F
 from django.db.models.functions import Greatest, Now
 
-from leases import audit, companies, startup
+from leases import audit, companies, startup, transitions
 from leases.errors import AcquireInProgress, AcquireRefused, AcquireRejected, AcquireUncertain
 from leases.models import Environment, Lease, Obligation, Operation, Run
 from leases.planning import Request
@@ -137,8 +137,7 @@ def save_answered_id(operation: Operation, resource_id: str) -> None:
     Names are unique, so this needs a provider that breaks its word; but then both sandboxes must be torn down.
     """
     try:
-        with transaction.atomic():
-            save_resource_id(operation, resource_id)
+        save_resource_id(operation, resource_id)
     except IntegrityError:
         with transaction.atomic():
             stray_id = uuid4()
@@ -175,10 +174,24 @@ _OF_ONE_SANDBOX = {
 def save_resource_id(operation: Operation, resource_id: str) -> None:
     """Save the id that the provider returned, before anything that can fail. The same id again is fine.
 
-    A different one is refused by the database (`operation_facts_are_final`).
+    A different one is refused by the database (`operation_facts_are_final`). What an operator had given up has nobody
+    who would look at the id later, so its sandbox gets an owner for its teardown here and now.
     """
-    Operation.objects.filter(pk=operation.pk).update(resource_id=resource_id)
+    with transaction.atomic():
+        Operation.objects.filter(pk=operation.pk).update(resource_id=resource_id)
     operation.resource_id = resource_id
+    if Operation.objects.filter(pk=operation.pk, state=Operation.State.UNVERIFIED).exists():
+        _own_what_was_given_up(operation, resource_id)
+
+
+def _own_what_was_given_up(operation: Operation, resource_id: str) -> None:
+    with transaction.atomic():
+        if companies.hold(operation.company_id):
+            return  # a person's to decide, who may adopt it; the id is there now
+        row = locked(operation)
+        if row.state == Operation.State.UNVERIFIED and not is_owned(row, resource_id):
+            transitions.own_for_teardown(row, resource_id=resource_id, reason="turned_up", actor=audit.SYSTEM)
+            audit.record("operation.turned_up", row, company_id=row.company_id, resource=resource_id)
 
 
 def is_owned(operation: Operation, resource_id: str) -> bool:

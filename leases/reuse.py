@@ -184,7 +184,8 @@ def _attach(operation: Operation, resource: Resource, expires_at: datetime | Non
             return source
         if not problem:
             return transitions.succeed(locked, source, resource, expires_at=expires_at, actor=actor)
-        if locked.state == Operation.State.PENDING:
+        if locked.state in (Operation.State.PENDING, Operation.State.UNVERIFIED):
+            # Also what an operator had given up: it is seen running, so its stop is owed again.
             stop_again(locked, source, resource, reason="acquire_rejected", actor=actor)
     raise AcquireRejected(f"the sandbox may not be used again: {problem}; it is being stopped, and kept")
 

@@ -11,10 +11,11 @@ from django.db import transaction
 from cleanup import evidence as evidence_of
 from cleanup.claims import claim, new_ids
 from cleanup.engine import Engine
-from leases import deciding, proof, retrying
+from leases import deciding, journal, proof, retrying
 from leases.clock import boottime
 from leases.errors import AcquireRejected, AcquireUncertain, DecisionRefused, LeaseError, NotFound
 from leases.models import ActivityEntry, Installation, Lease, Obligation, Operation, Receipt
+from leases.models.environments import Policy
 from leases.startup import is_unsettled
 from providers.contract import MARK_INSTALLATION, MARK_PREFIX, ErrorKind, Resource, Unknown
 from tests import factories
@@ -413,6 +414,70 @@ def test_a_recovery_ends_without_proof_and_is_not_tried_any_more(rehearsal: Rehe
     assert audited("operation.unverified", operation) == 1
     assert sweep(rehearsal) == {}
     assert rehearsal.world.calls == []
+
+
+def test_the_reply_of_a_creation_that_was_given_up_is_owned_and_torn_down(rehearsal: Rehearsal) -> None:
+    gate = Gate()
+    rehearsal.world.after["create"] = gate
+    acquiring = Background(lambda: acquired(rehearsal))
+    gate.wait()
+    _settle(Operation.objects.get().obligations.get())
+    gate.open()
+    with pytest.raises(AcquireRejected):
+        acquiring.result()
+    lease = Lease.objects.get()
+    assert (lease.state, lease.reason) == ("pending_cleanup", "turned_up")
+    assert not proof.unproven().exists()
+    sweep(rehearsal)
+    assert (evidence(lease), rehearsal.world.boxes) == (["destroyed"], {})
+
+
+def test_an_id_that_is_saved_late_is_owned_at_once_since_nobody_would_look_again(rehearsal: Rehearsal) -> None:
+    """Whoever learned it (a caller, a look-up that lost its row) may die right after."""
+    operation, resource_id = _lost(rehearsal)
+    _settle(_quieted(operation))
+    for _ in range(2):
+        journal.save_resource_id(Operation.objects.get(pk=operation.pk), resource_id)
+    assert Lease.objects.get().resource_id == resource_id
+    assert audited("operation.turned_up", operation) == 1
+
+
+def test_an_id_that_is_saved_late_takes_nothing_from_a_live_lease_and_is_not_owned_for_a_closed_company(
+    rehearsal: Rehearsal,
+) -> None:
+    lease = acquired(rehearsal)
+    for closed in (False, True):
+        operation = factories.operation(rehearsal.environment)
+        _settle(operation.obligations.get())
+        if closed:
+            rehearsal.company.closed_at = factories.at(0)
+            rehearsal.company.save()
+        journal.save_resource_id(operation, "new" if closed else lease.resource_id)
+        operation.refresh_from_db()
+        assert (operation.state, operation.resource_id != "") == ("unverified", True)
+    assert Lease.objects.get() == lease
+
+
+def test_a_start_that_was_given_up_and_is_seen_running_is_stopped_again(rehearsal: Rehearsal) -> None:
+    lease = released(rehearsal, Policy.REUSE_BY_ENVIRONMENT)
+    sweep(rehearsal)
+    assert state(lease) == "released"
+    gate = Gate()
+    rehearsal.world.hooks["start"] = gate
+    acquiring = Background(lambda: acquired(rehearsal, Policy.REUSE_BY_ENVIRONMENT))
+    gate.wait()
+    _settle(Operation.objects.get(kind="start").obligations.get())
+    assert not proof.is_proven_ended(lease)
+    gate.open()
+    with pytest.raises(AcquireRejected):
+        acquiring.result()
+    lease.refresh_from_db()
+    assert (lease.state, lease.epoch, owed(lease).verb) == ("pending_cleanup", 2, "stop_only")
+    del rehearsal.world.hooks["start"]
+    sweep(rehearsal)
+    assert (state(lease), evidence(lease)) == ("released", ["stopped", "stopped"])
+    assert proof.is_proven_ended(lease)
+    assert rehearsal.world.of(lease.resource_id).state == "stopped"
 
 
 @pytest.mark.django_db(transaction=True)
