@@ -23,6 +23,8 @@ def retry(
 ) -> int:
     """Ask for one attempt at each open obligation of one run, or of one lease, of one company.
 
+    Not at the run's startup: that asks no provider, and is woken by whatever may end it.
+
     Returns how many were asked for. Raises `NotFound` for a run or lease that this company does not have, `LeaseError`
     when no reason is given, or not exactly one of the two.
     """
@@ -32,7 +34,7 @@ def retry(
     if run_id is not None:
         if not Run.objects.filter(pk=run_id, company_id=company_id).exists():
             raise NotFound(f"no run {run_id} in this company")
-        owed = owed.filter(Q(lease__run_id=run_id) | Q(operation__run_uuid=run_id) | Q(run_id=run_id))
+        owed = owed.filter(Q(lease__run_id=run_id) | Q(operation__run_uuid=run_id))
     elif lease_id is not None:
         if not Lease.objects.filter(pk=lease_id, company_id=company_id).exists():
             raise NotFound(f"no lease {lease_id} in this company")

@@ -346,11 +346,12 @@ def test_a_startup_can_be_asked_for_together_with_what_it_waits_for() -> None:
     run = factories.run()
     startup = factories.startup(run)
     teardown = factories.teardown(factories.lease(factories.environment(startup.account), run=run), due_in=600)
-    count = retrying.retry(run_id=run.pk, company_id=run.company_id, **WHO)
+    assert retrying.retry(run_id=run.pk, company_id=run.company_id, **WHO) == 1
+    count = retrying.retry_obligations([startup.pk, teardown.pk], **WHO)
     assert count == 2
-    for row in (startup, teardown):
+    for row, requests in ((startup, 1), (teardown, 2)):
         row.refresh_from_db()
-        assert (row.requests, row.quiet) == (1, "")
+        assert (row.requests, row.quiet) == (requests, "")
 
 
 # Settling without proof
