@@ -137,7 +137,8 @@ def _journal(planned: Operation, request: Request, patience: Patience) -> tuple[
                 raise
             raise _Duplicate from error
         else:
-            patience.begin(bounds.RESUME)
+            # Counted from before the commit, as the recovery counts: who was suspended since does not start it late.
+            patience.begin(bounds.RESUME, since=at)
             return operation, at
 
 

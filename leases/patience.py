@@ -27,8 +27,10 @@ class Patience:
     until: float = 0.0
     _next: float = bounds.RESUME_FIRST_PAUSE
 
-    def begin(self, seconds: float) -> None:
-        self.until, self._next = self.clock() + seconds, bounds.RESUME_FIRST_PAUSE
+    def begin(self, seconds: float, *, since: float | None = None) -> None:
+        """Be patient for so many seconds from now, or from the moment `since`, by the same clock."""
+        self.until = (self.clock() if since is None else since) + seconds
+        self._next = bounds.RESUME_FIRST_PAUSE
 
     @property
     def is_over(self) -> bool:

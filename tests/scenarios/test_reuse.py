@@ -379,6 +379,20 @@ def test_one_that_runs_already_is_taken_as_started(rehearsal: Rehearsal) -> None
     assert (got.resource_id, got.epoch, rehearsal.world.count("start")) == (lease.resource_id, 2, 0)
 
 
+def test_nothing_is_started_late(rehearsal: Rehearsal) -> None:
+    """Who was suspended since the journal may have been taken for dead, and the start withdrawn."""
+    lease = kept(rehearsal)
+
+    def clock() -> float:
+        return 1000.0 + (9999.0 if Operation.objects.filter(kind="start").exists() else 0.0)
+
+    with pytest.raises(ResumeFailed):
+        acquire(rehearsal, another_run(rehearsal), patience=Patience(clock=clock, pause=lambda _: None))
+    assert rehearsal.world.count("start") == 0
+    assert sweep(rehearsal) == {"proven": 1}
+    assert (state(lease), proof.is_proven_ended(lease)) == ("released", True)
+
+
 # The reply is lost, or comes too late
 
 
