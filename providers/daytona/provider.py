@@ -295,16 +295,27 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
         return True
 
     def _keep(self, conversation: Conversation, seen: Sandbox) -> None:
-        """See to it that a stop leaves the files, for as long as nobody deletes them."""
+        """See to it that a stop leaves the files, for as long as nobody deletes them.
+
+        Where an organisation's longest life refuses to be turned off, they are kept until the deadline that it sets: a
+        stop brings it no nearer, and every look tells it.
+        """
         resource_id = seen.resource.resource_id
         if not answers.stays_after_stop(seen):
             seen = self._change(conversation, resource_id, "/autodelete/-1")
+        has_longest_life = False
         if seen.has_deadline:
-            seen = self._change(conversation, resource_id, "/ttl/0")
+            try:
+                seen = self._change(conversation, resource_id, "/ttl/0")
+            except ProviderError as error:
+                if error.kind is not ErrorKind.REFUSED:
+                    raise
+                has_longest_life = True
+                seen = self._look(conversation, resource_id)
         # The last answer speaks for both.
         if not answers.stays_after_stop(seen):
             raise ProviderError(ErrorKind.REFUSED, "the sandbox would be deleted after a stop, and keeps to it")
-        if seen.has_deadline:
+        if seen.has_deadline and not has_longest_life:
             raise ProviderError(ErrorKind.REFUSED, "the service would destroy the sandbox at a time, and keeps to it")
 
     def _listed(self, conversation: Conversation, query: Mapping[str, str]) -> tuple[tuple[Sandbox, ...], bool]:

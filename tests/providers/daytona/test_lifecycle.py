@@ -264,7 +264,7 @@ def test_a_sandbox_that_is_stopped_already_is_kept_too(
         (("auto_delete", 0), Fault("autodelete", Kind.ANSWER, status=500)),
         (("auto_delete", 0), Fault("autodelete", Kind.ANSWER, status=409, message="Sandbox state change in progress")),
         (("auto_delete", 0), Fault("autodelete", Kind.LOST)),
-        (("ttl", 60), Fault("ttl", Kind.ANSWER, status=400)),
+        (("ttl", 60), Fault("ttl", Kind.ANSWER, status=500)),
         (("ttl", 60), Fault("ttl", Kind.RESET)),
     ],
     ids=lambda value: value.call + str(value.status) + value.kind if isinstance(value, Fault) else "",
@@ -305,14 +305,27 @@ def test_where_the_service_is_silent_on_deletion_it_is_told(
     assert ("stop", sandbox) not in server.asked
 
 
-def test_a_longest_life_that_cannot_be_turned_off_refuses_a_stop_that_was_to_keep_the_files(
+def test_where_a_longest_life_cannot_be_turned_off_the_files_are_kept_until_its_end_which_is_told(
+    server: Rehearsal, daytona: DaytonaProvider, create: Create, clock: Clock
+) -> None:
+    server.world.longest_life = 24.0 * HOUR
+    sandbox = create()
+    daytona.stop(sandbox, grace=1, within=WITHIN)
+    assert ("ttl", sandbox) in server.asked
+    seen = daytona.inspect(sandbox, within=WITHIN)
+    assert isinstance(seen, Stopped)
+    assert seen.resource.expires_at is not None
+    assert seen.resource.expires_at.timestamp() == pytest.approx(clock.now + 24 * HOUR, abs=60)
+
+
+def test_a_longest_life_is_no_reason_to_stop_what_the_service_deletes_after_a_stop(
     server: Rehearsal, daytona: DaytonaProvider, create: Create
 ) -> None:
     server.world.longest_life = 24.0 * HOUR
     sandbox = create()
-    error = refused(lambda: daytona.stop(sandbox, grace=1, within=WITHIN))
-    assert error.kind is ErrorKind.REFUSED
-    assert "maximum sandbox lifespan" in error.excerpt
+    set_up(server, sandbox, "auto_delete", 0)
+    server.will(Fault("autodelete", Kind.ANSWER, status=400))
+    assert refused(lambda: daytona.stop(sandbox, grace=1, within=WITHIN)).kind is ErrorKind.REFUSED
     assert ("stop", sandbox) not in server.asked
 
 
