@@ -89,7 +89,8 @@ def create(
 def _ask(operation: Operation, provider: AnyProvider, config: Any, patience: Patience) -> Created:
     """Ask for the sandbox; once more where the answer was lost and the provider answers a repeated create the same.
 
-    Only this living caller may repeat it, within the bound that the recovery waits for. A recovery never does.
+    Only this living caller may repeat it, within the bound that the recovery waits for. A recovery never does. Whatever
+    a repeat is refused with proves nothing about the first one, whose answer stays lost.
     """
     until = patience.clock() + bounds.CREATE
     try:
@@ -98,7 +99,11 @@ def _ask(operation: Operation, provider: AnyProvider, config: Any, patience: Pat
         left = until - patience.clock()
         if not provider.capabilities.idempotent_create or error.kind not in _LOST_ANSWER or left < 1.0:
             raise
+        lost = error
+    try:
         return provider.create(operation.name, operation.marks, config, within=left)
+    except ProviderError:
+        raise lost from None
 
 
 def _not_created(operation: Operation, error: ProviderError) -> AcquireFailed | AcquireUncertain:

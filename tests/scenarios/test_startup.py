@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from providers.contract import (
     Created,
     ErrorKind,
     Execution,
+    ProviderError,
     Resource,
     Sighting,
 )
@@ -554,6 +556,27 @@ def test_an_idempotent_create_whose_answer_was_lost_is_repeated_once_by_the_call
     lease = acquire(rehearsal)
     assert (len(idempotent), len(set(idempotent))) == (2, 1)
     assert list(rehearsal.world.boxes) == [lease.resource_id]
+
+
+def test_a_refusal_of_the_repeat_proves_nothing_about_the_first_create(
+    rehearsal: Rehearsal, idempotent: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = RehearsalProvider.create
+
+    def refusing(provider: RehearsalProvider, *args: Any, **how: Any) -> Created:
+        if idempotent:
+            raise ProviderError(ErrorKind.INVALID, "no", nothing_allocated=True)
+        return create(provider, *args, **how)
+
+    contract = RehearsalProvider.capabilities
+    proves = replace(contract, proves_no_allocation=frozenset({ErrorKind.INVALID}))
+    monkeypatch.setattr(RehearsalProvider, "capabilities", proves)
+    monkeypatch.setattr(RehearsalProvider, "create", refusing)
+    rehearsal.world.after["create"] = fails(ErrorKind.CONNECTION)
+    with pytest.raises(AcquireUncertain):
+        acquire(rehearsal)
+    assert sweep(rehearsal) == {"proven": 2}
+    assert rehearsal.world.boxes == {}
 
 
 def test_a_recovery_never_repeats_a_create(rehearsal: Rehearsal, idempotent: list[str]) -> None:
