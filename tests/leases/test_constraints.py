@@ -1666,6 +1666,24 @@ def _prove_the_end(run: Run) -> Writes:
     return [another(proven, attempt_id=uuid4())]
 
 
+def _was_to_start(run: Run) -> Lease:
+    """A stopped sandbox, of an earlier run's lease, whose start for this run is over."""
+    environment = factories.environment(factories.account(run.company))
+    source = factories.stopped(factories.lease(environment, run=factories.run(run.company)))
+    factories.start(source, run_uuid=run.pk, state="resolved", resolved_at=factories.database_now())
+    return source
+
+
+def _prove_the_end_of_what_an_earlier_run_had(run: Run) -> Writes:
+    return [another(_was_to_start(run).receipts.get(), attempt_id=uuid4())]
+
+
+def _end_the_start_for_a_later_run(run: Run) -> Writes:
+    """While it is pending, no receipt of the sandbox is proof for anybody."""
+    later = factories.start(_was_to_start(run), run_uuid=factories.run(run.company).pk)
+    return [change(later, state="resolved", resolved_at=NOW), close(later.obligations.get(), closed_as="nothing_owed")]
+
+
 def _end_the_work(run: Run) -> Writes:
     begun = factories.operation(run_uuid=run.pk)
     work = BridgeActivity.objects.create(company_id=begun.company_id, operation=begun, deadline=factories.at(60))
@@ -1674,7 +1692,16 @@ def _end_the_work(run: Run) -> Writes:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("role", ["origin", "replica"])
-@pytest.mark.parametrize("end", [_end_the_operation, _prove_the_end, _end_the_work])
+@pytest.mark.parametrize(
+    "end",
+    [
+        _end_the_operation,
+        _prove_the_end,
+        _prove_the_end_of_what_an_earlier_run_had,
+        _end_the_start_for_a_later_run,
+        _end_the_work,
+    ],
+)
 def test_whatever_may_end_a_startup_wakes_it_whoever_writes_it(end: Callable[[Run], Writes], role: str) -> None:
     """Triggers `operation_end_wakes_startup`, `receipt_wakes_startup` and `startup_work_end_wakes_startup`."""
     owed, unrelated = factories.startup(), factories.startup()
