@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 from django.db import transaction
 from django.db.models.functions import Now
@@ -35,6 +36,9 @@ from providers.contract import (
 from providers.registry import AnyProvider
 
 _LOST_ANSWER = frozenset({ErrorKind.CONNECTION, ErrorKind.SERVER})
+
+_REFUSABLE = frozenset({Operation.State.PENDING, Operation.State.RESOLVED})
+"""States in which a creation without an id is one of which nothing was allocated, or is resolved as that."""
 
 _MISSING_LOOKS = 10
 """Looks in a row that may miss a sandbox that was just created: a read may be older than the creation."""
@@ -64,7 +68,8 @@ def create(
     """
     if patience.clock() - journalled_at > bounds.CREATE_MARGIN:
         # The process was suspended: the recovery may have looked already, and must not be outrun by a late create.
-        raise _not_created(operation, ProviderError(ErrorKind.NOT_READY, "too late to be sent"))
+        late = ProviderError(ErrorKind.NOT_READY, "too late to be sent")
+        raise persistently(lambda: _not_created(operation, late))
     try:
         created = _ask(operation, provider, config, patience)
         resource = usable(created.resource)
@@ -114,9 +119,10 @@ def _not_created(operation: Operation, error: ProviderError) -> AcquireFailed | 
         unsent = error.kind == ErrorKind.NOT_READY
         proof = error.nothing_allocated and error.kind in locked.proves_no_allocation
         refused = proof and error.kind != ErrorKind.NAME_TAKEN
-        if (unsent or refused) and not locked.resource_id and locked.state == Operation.State.PENDING:
-            transitions.refuse_operation(locked)
-            audit.record("operation.refused", locked, company_id=locked.company_id, kind=error.kind.value)
+        if (unsent or refused) and not locked.resource_id and locked.state in _REFUSABLE:
+            if locked.state == Operation.State.PENDING:  # else the reply of this very commit was lost
+                transitions.refuse_operation(locked)
+                audit.record("operation.refused", locked, company_id=locked.company_id, kind=error.kind.value)
             return AcquireFailed(f"the provider refused to create a sandbox: {error}", code=error.kind.value)
         journal.give_up(locked, "operation.answer_lost", kind=error.kind.value)
     return AcquireUncertain(
@@ -130,7 +136,7 @@ def _until_it_runs(operation: Operation, provider: AnyProvider, resource: Resour
     patience.begin(bounds.READY)
     last, missing = "it did not start in time", 0
     while not patience.is_over:
-        journal.keep_off_recovery(operation, bounds.INSPECT + bounds.CREATE_MARGIN)
+        persistently(lambda: journal.keep_off_recovery(operation, bounds.INSPECT + bounds.CREATE_MARGIN))
         try:
             match provider.inspect(resource.resource_id, within=bounds.INSPECT):
                 case Running(resource=seen):
@@ -159,11 +165,22 @@ def _set_up(operation: Operation, provider: AnyProvider, resource: Resource, arg
     A Stop waits for none of it: it takes the operation over, and the command fails with its sandbox.
     """
     within = bounds.SETUP_COMMAND + bounds.EXECUTE_OVERHEAD
-    with transaction.atomic():
-        journal.keep_off_recovery(operation, within + bounds.CREATE_MARGIN)
-        activity = BridgeActivity.objects.create(
-            company_id=operation.company_id, operation=operation, deadline=Now() + timedelta(seconds=within)
-        )
+    activity_id = uuid4()
+
+    def admit() -> None:
+        with transaction.atomic():
+            journal.keep_off_recovery(operation, within + bounds.CREATE_MARGIN)
+            BridgeActivity.objects.update_or_create(
+                id=activity_id,
+                defaults={"deadline": Now() + timedelta(seconds=within)},
+                create_defaults={
+                    "deadline": Now() + timedelta(seconds=within),
+                    "company_id": operation.company_id,
+                    "operation": operation,
+                },
+            )
+
+    persistently(admit)  # its own row again where the reply of the commit was lost
     outcome, exit_code, kind = BridgeActivity.Outcome.FAILED, None, ""
     try:
         command = Command(tuple(argv), timeout=bounds.SETUP_COMMAND)
@@ -173,7 +190,7 @@ def _set_up(operation: Operation, provider: AnyProvider, resource: Resource, arg
         kind = error.kind.value
         raise _NotUsable(f"its set-up could not be run: {error}", kind) from error
     finally:
-        ended = BridgeActivity.objects.filter(pk=activity.pk, ended_at__isnull=True)
+        ended = BridgeActivity.objects.filter(pk=activity_id, ended_at__isnull=True)
         persistently(lambda: ended.update(ended_at=Now(), outcome=outcome, exit_code=exit_code, error_kind=kind))
     if exit_code != 0:
         how = "was killed at its timeout" if execution.timed_out else f"ended with {exit_code}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from uuid import UUID, uuid4
+from uuid import UUID, uuid4, uuid5
 
 from django.db import IntegrityError, transaction
 from django.db.models import F
@@ -139,15 +139,17 @@ def save_answered_id(operation: Operation, resource_id: str) -> None:
     try:
         save_resource_id(operation, resource_id)
     except IntegrityError:
+        # The same id for the same sandbox, so that this is found again where the reply of its commit was lost.
+        stray_id = uuid5(operation.pk, resource_id)
         with transaction.atomic():
-            stray_id = uuid4()
             fields = (field.attname for field in Operation._meta.concrete_fields)  # noqa: SLF001 - Django's own API
             stray = Operation(**{name: getattr(operation, name) for name in fields if name not in _OF_ONE_SANDBOX})
             stray.id, stray.lease_uuid, stray.name = stray_id, uuid4(), f"pe-{stray_id.hex}"
             stray.resource_id, stray.cancelled_at = resource_id, Now()
-            stray.save(force_insert=True)
-            _owe_recovery(stray, due_in=0)
-            audit.record("operation.second_sandbox", stray, company_id=stray.company_id, of=str(operation.pk))
+            if not Operation.objects.filter(pk=stray_id).exists():
+                stray.save(force_insert=True)
+                _owe_recovery(stray, due_in=0)
+                audit.record("operation.second_sandbox", stray, company_id=stray.company_id, of=str(operation.pk))
         raise AcquireUncertain(
             "the provider answered with another sandbox than the one that was found; both are being destroyed",
             code="identity_conflict",
