@@ -1,215 +1,261 @@
-"""Acquire, killed with SIGKILL at each of its steps in a real process, on real sandboxes: each stays owned.
+"""Acquire, killed with SIGKILL before and after each of its steps in a real process, on real sandboxes.
 
-K-16, K-21, S-056, S-058. The recovery is made due by moving its row; a sweep by another process (this one) does the
-rest. What runs and what is left is asked of the operating system, not of the adapter alone.
+The table below says for every point what must come of it. Three fresh processes recover at once. Exactly one sandbox
+was ever started, and it ends attached or with a receipt. What runs and what is left is asked of the operating system,
+not of the adapter alone. For a sandbox that is used again see `test_resume_crash.py`.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
-from django.db import connection
 
 import leases
-from cleanup.engine import Engine, Tally
-from leases.models import Environment, Lease, Obligation, Operation, Receipt, Run
-from providers.registry import AnyProvider, open_provider
-from tests import factories
-from tests.providers.local_harness import left_below
+from leases import startup
+from leases.errors import AcquireInProgress, AcquireRejected
+from leases.models import Attempt, Lease, Obligation, Operation
+from providers.daytona.rehearsal import rehearsing
+from tests.crashing import (
+    CALL_BOUNDS_PASS,
+    CREATION_WINDOW_PASSES,
+    DaytonaScene,
+    Processes,
+    Scene,
+    nothing_is_left,
+    one_owner,
+    processes,
+    proven,
+    started,
+)
+from tests.providers.rehearsed import Clock
+from tests.tracing import AFTER, BEFORE, Point
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-CHILD = """
-import os, signal, sys
-import django
-django.setup()
-import leases
-from leases import creating, journal, transitions
-from providers.local import client
-from providers.local.provider import LocalProvider
 
-def dies(*args, **kwargs):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def dies_after(original):
-    def run(*args, **kwargs):
-        original(*args, **kwargs)
-        dies()
-    return run
-
-step, environment, company, run = sys.argv[1:]
-match step:
-    case "journal committed":
-        LocalProvider.create = dies
-    case "half created":
-        client.launch = dies
-    case "created, before the reply":
-        client.launch = dies_after(client.launch)
-    case "create returned":
-        journal.save_resource_id = dies
-    case "id saved":
-        creating._attach = dies
-    case "middle of attach":
-        transitions._hand_over = dies_after(transitions._hand_over)
-    case "attached":
-        creating._attach = dies_after(creating._attach)
-leases.acquire(environment, company_id=company, run_id=run)
-print("acquired")
-"""
-
-
-class Place:
-    """A state directory of the local provider, and an environment of it."""
-
-    def __init__(self, base: Path) -> None:
-        self.base = base
-        endpoint = {"state_dir": str(base / "state")}
-        self.provider: AnyProvider = open_provider("local", endpoint)
-        self.account = factories.account(endpoint=endpoint, attested_identity="")
-        self.environment: Environment = factories.environment(self.account, config={"command": ["sleep", "1000"]})
-        self.run: Run = factories.run(self.account.company)
-
-    def acquire_and_die(self, step: str) -> None:
-        child = self._start(step)
-        assert child.returncode == -signal.SIGKILL, child.stderr.decode()
-        assert child.stdout == b""
-
-    def acquire(self) -> None:
-        child = self._start("never")
-        assert (child.returncode, child.stdout) == (0, b"acquired\n"), child.stderr.decode()
-
-    def _start(self, step: str) -> subprocess.CompletedProcess[bytes]:
-        url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
-        identities = [str(self.environment.pk), str(self.account.company_id), str(self.run.pk)]
-        return subprocess.run(
-            [sys.executable, "-c", CHILD, step, *identities],
-            env={**os.environ, "DATABASE_URL": url},
-            cwd=Path(__file__).parents[2],
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-
-    def sandboxes(self) -> list[str]:
-        return [resource.resource_id for resource in self.provider.list({}, within=30.0).resources]
-
-    def processes(self) -> list[str]:
-        return left_below(self.base)
-
-    def sweep(self) -> dict[str, int]:
-        """Sweep until nothing is due, and return what came of it all."""
-        total = Tally()
-        while (tally := Engine().sweep(self.account.pk)).claimed:
-            total.add(tally)
-        return total.outcomes
+@pytest.fixture(scope="module")
+def forks(django_db_setup: None) -> Iterator[Processes]:
+    with processes() as made:
+        yield made
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
+def scene(tmp_path: Path, forks: Processes) -> Iterator[Scene]:
+    made = Scene(tmp_path, forks)
+    made.setup = [["true"], ["sh", "-c", "exit 0"]]
     try:
         yield made
     finally:
-        for resource_id in made.sandboxes():
-            made.provider.delete(resource_id, within=30.0)
+        made.close()
 
 
-def _time_passes(operation: Operation, seconds: int) -> None:
-    """Move the creation and its recovery into the past."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "UPDATE leases_operation SET created_at = created_at - %s * interval '1 s' WHERE id = %s",
-            [seconds, operation.pk],
-        )
-        cursor.execute(
-            "UPDATE leases_obligation SET due_at = due_at - %s * interval '1 s' WHERE operation_id = %s"
-            " AND closed_at IS NULL AND due_at IS NOT NULL",
-            [seconds, operation.pk],
-        )
+# What comes of it.
 
 
-CALL_BOUND_PASSES = 151
-CREATION_WINDOW_PASSES = 800
+def nothing(scene: Scene) -> None:
+    """Nobody was asked and nothing is owed: the request, repeated, is the first of its kind."""
+    assert not Operation.objects.exists()
+    scene.time_passes(CALL_BOUNDS_PASS)
+    scene.recover()
+    nothing_is_left(scene, starts=0)
+    assert scene.acquire_here().state == Lease.State.ACTIVE
+    started(scene, 1)
 
 
-def test_the_control_of_these_tests_an_acquire_that_nobody_kills(place: Place) -> None:
-    place.acquire()
-    assert Lease.objects.get().state == Lease.State.ACTIVE
-    assert len(place.sandboxes()) == 1
-    assert place.processes()
+def unasked(scene: Scene) -> None:
+    """A name that is absent proves nothing; after the provider's creation window a person is asked, quietly."""
+    operation = scene.operation("create")
+    scene.time_passes(CALL_BOUNDS_PASS)
+    scene.recover()
+    (owner,) = operation.obligations.all()
+    assert (owner.quiet, owner.is_open) == ("", True)
+    assert Attempt.objects.get().outcome == Attempt.Outcome.NOT_SEEN
+    scene.time_passes(CREATION_WINDOW_PASSES)
+    scene.recover()
+    owner.refresh_from_db()
+    assert (owner.quiet, owner.due_at, owner.is_open) == ("creation_not_found", None, True)
+    with pytest.raises(AcquireInProgress):
+        scene.acquire_here()
+    assert Lease.objects.count() == 0
+    assert (scene.sandboxes(), scene.executing(), scene.starts()) == ([], [], 0)
+
+
+def found(scene: Scene) -> None:
+    """It is found, owned once, and destroyed with a receipt; the run's startup is over then, and not before."""
+    _found(scene, starts=1)
+
+
+def found_unborn(scene: Scene) -> None:
+    """The same for one that is there and never ran."""
+    _found(scene, starts=0)
+
+
+def _found(scene: Scene, *, starts: int) -> None:
+    started(scene, starts)
+    operation = scene.operation("create")
+    assert (operation.state, Lease.objects.count(), len(scene.sandboxes())) == ("pending", 0, 1)
+    assert scene.sweep() == 0  # the call's bound has not passed: the acquire might still be alive
+    assert startup.is_unsettled(scene.run.pk)
+
+    scene.time_passes(CALL_BOUNDS_PASS)
+    scene.recover()
+    one_owner()
+    lease = Lease.objects.get()
+    operation.refresh_from_db()
+    assert (lease.state, lease.pk) == (Lease.State.FAILED, operation.lease_uuid)
+    assert (operation.state, operation.lease_id) == (Operation.State.RESOLVED, lease.pk)
+    assert lease.resource_id == operation.resource_id
+    proven(lease, "destroyed")
+    assert scene.audited("run.startup_owed") == scene.audited("run.startup_ended") == 1
+    with pytest.raises(AcquireRejected) as caught:
+        scene.acquire_here()
+    assert caught.value.code == "request_over"
+    nothing_is_left(scene, starts=starts)
+
+
+def attached(scene: Scene) -> None:
+    """An ordinary lease. Its caller may never have heard of it; asking again tells, and a release ends it."""
+    started(scene, 1)
+    lease, operation = Lease.objects.get(), scene.operation("create")
+    assert (lease.state, operation.state) == (Lease.State.ACTIVE, Operation.State.ATTACHED)
+    scene.time_passes(CALL_BOUNDS_PASS)
+    scene.recover()
+    assert scene.audited("operation.recovered") == 0
+    assert scene.acquire_here() == lease
+    assert leases.bridge(lease.pk).execute(["true"]).exit_code == 0
+    leases.release(lease.pk)
+    scene.recover()
+    proven(lease, "destroyed")
+    nothing_is_left(scene, starts=1)
+
+
+Outcome = Callable[[Scene], None]
+
+STEPS: tuple[tuple[str, Outcome, Outcome], ...] = (
+    ("call identify", nothing, nothing),
+    ("write acquisition.attest", nothing, nothing),
+    ("commit journal.begin", nothing, unasked),
+    ("call create", unasked, found),
+    ("launch of its processes", found_unborn, found),  # inside the create: half of it done, and all but the answer
+    ("commit journal.save_answered_id", found, found),
+    ("commit creating._set_up", found, found),
+    ("call execute", found, found),
+    ("write creating._set_up", found, found),
+    ("commit creating._set_up (2)", found, found),
+    ("call execute (2)", found, found),
+    ("write creating._set_up (2)", found, found),
+    ("commit creating._attach", found, attached),
+    ("reply", attached, attached),
+)
+"""Every step of an acquire that creates, and what comes of it when the process dies right before it and right after."""
+
+POINTS = [
+    pytest.param((when, step), outcome, id=f"{when} {step}")
+    for step, *outcomes in STEPS
+    for when, outcome in zip((BEFORE, AFTER), outcomes, strict=True)
+]
+
+
+def test_the_table_has_every_step_that_an_acquire_takes(scene: Scene) -> None:
+    """Whoever adds a commit or a call to acquire is told here to say what becomes of it."""
+    lease = scene.acquire()
+    assert lease is not None
+    assert [step for when, step in scene.diary() if when == BEFORE] == [step for step, *_ in STEPS]
+    assert len(scene.diary()) == 2 * len(STEPS)
+    assert len(scene.sandboxes()) == 1
+    assert scene.executing()
+
+
+@pytest.mark.parametrize(("point", "outcome"), POINTS)
+def test_an_acquire_that_is_killed_leaves_one_owned_sandbox_or_none(
+    scene: Scene, point: Point, outcome: Outcome
+) -> None:
+    """K-16, K-21, S-056; before it asked, S-079."""
+    told = scene.acquire(dies_at=point)
+    assert (told is not None) == (point == (AFTER, "reply"))
+    assert scene.diary()[-1] == point
+    outcome(scene)
+
+
+def test_three_that_recover_the_same_creation_at_the_same_time_make_one_owner(scene: Scene) -> None:
+    """S-057: each has found the sandbox, and each but the last has lost its row to the next, when all go on at once."""
+    scene.acquire(dies_at=(AFTER, "call create"))
+    scene.time_passes(CALL_BOUNDS_PASS)
+    scene.recover_together(at=(AFTER, "call find"))
+    one_owner()
+    assert scene.audited("lease.owned_for_teardown") == 1
+    proven(Lease.objects.get(), "destroyed")
+    assert Attempt.objects.filter(obligation__kind=Obligation.Kind.RECOVER_CREATION).count() == 3
+    nothing_is_left(scene, starts=1)
+
+
+def test_the_next_acquire_after_a_kill_makes_its_own_sandbox_and_meets_no_name_of_the_first(scene: Scene) -> None:
+    """K-21: the second incarnation's name is its own, so it neither adopts the first nor trips over it."""
+    scene.acquire(dies_at=(AFTER, "call create"))
+    lease = scene.acquire(request_key="another request")
+    assert lease is not None
+    assert len(scene.sandboxes()) == 2
+    scene.time_passes(CALL_BOUNDS_PASS)
+    scene.recover()
+    assert scene.sandboxes() == [lease.resource_id]
+    assert leases.bridge(lease.pk).execute(["true"]).exit_code == 0
+    assert (scene.starts(), Lease.objects.count()) == (2, 2)
+
+
+# A provider that answers before the sandbox runs.
+
+
+@pytest.fixture
+def daytona(tmp_path: Path, forks: Processes) -> Iterator[DaytonaScene]:
+    clock = Clock()
+    with rehearsing(clock=clock, transition=5.0) as server:
+        yield DaytonaScene(tmp_path, forks, server, clock)
+
+
+WHILE_IT_COMES_UP = (
+    *("call identify", "write acquisition.attest", "commit credentials.learned", "commit journal.begin"),
+    *("call create", "POST sandbox", "commit journal.save_answered_id"),
+    *("commit journal.keep_off_recovery", "call inspect", "commit creating._attach", "reply"),
+)
+"""Every step, each once: it is looked at until it runs, the recovery kept off before each look."""
+
+
+def test_the_steps_of_a_creation_that_is_waited_for_are_known(tmp_path: Path, forks: Processes) -> None:
+    with rehearsing(transition=0.2) as server:
+        scene = DaytonaScene(tmp_path, forks, server, Clock())
+        assert scene.acquire() is not None
+        steps = [step for when, step in scene.diary() if when == BEFORE]
+        assert tuple(dict.fromkeys(step.partition(" (")[0] for step in steps)) == WHILE_IT_COMES_UP
 
 
 @pytest.mark.parametrize(
-    "step", ["half created", "created, before the reply", "create returned", "id saved", "middle of attach"]
+    "point",
+    [
+        (AFTER, "POST sandbox"),
+        (AFTER, "call create"),
+        (AFTER, "commit journal.save_answered_id"),
+        (AFTER, "commit journal.keep_off_recovery"),
+        (AFTER, "call inspect"),
+        (BEFORE, "call inspect (2)"),
+    ],
+    ids=" ".join,
 )
-def test_a_sandbox_whose_acquire_was_killed_is_found_owned_once_and_destroyed(place: Place, step: str) -> None:
-    place.acquire_and_die(step)
-    operation = Operation.objects.get()
-    assert operation.state == Operation.State.PENDING
-    assert Lease.objects.count() == 0
-    assert len(place.sandboxes()) == 1
-    (owner,) = operation.obligations.all()
-    assert owner.is_open
-    assert place.sweep() == {}  # the call's bound has not passed: the acquire might still be alive
-
-    _time_passes(operation, CALL_BOUND_PASSES)
-    assert place.sweep() == {"proven": 3}  # the recovery, the teardown that it owed, and the end of the startup
-    lease = Lease.objects.get()
-    assert (lease.state, lease.pk) == (Lease.State.FAILED, operation.lease_uuid)
-    operation.refresh_from_db()
-    assert (operation.state, operation.lease_id) == (Operation.State.RESOLVED, lease.pk)
-    receipt = Receipt.objects.get()
-    assert (receipt.lease_id, receipt.evidence, receipt.resource_id) == (lease.pk, "destroyed", operation.resource_id)
-    assert place.sandboxes() == []
-    assert place.processes() == []
-    assert not Obligation.objects.filter(closed_at__isnull=True).exists()
-
-
-def test_an_acquire_that_was_killed_before_it_asked_leaves_a_question_and_no_lease(place: Place) -> None:
-    """S-079: a name that is absent proves nothing; after the provider's creation window a person is asked, quietly."""
-    place.acquire_and_die("journal committed")
-    operation = Operation.objects.get()
-    _time_passes(operation, CALL_BOUND_PASSES)
-    assert place.sweep() == {"not_seen": 1}
-    _time_passes(operation, CREATION_WINDOW_PASSES)
-    assert place.sweep() == {"quieted": 1}
-    owner = operation.obligations.get()
-    assert (owner.quiet, owner.due_at, owner.is_open) == ("creation_not_found", None, True)
-    assert place.sweep() == {}
-    assert Lease.objects.count() == 0
-    assert (place.sandboxes(), place.processes()) == ([], [])
-
-
-def test_an_acquire_that_was_killed_after_it_attached_left_an_ordinary_lease(place: Place) -> None:
-    """Its caller never heard of it; the run's own Stop reaches it, and nothing recovers it a second time."""
-    place.acquire_and_die("attached")
-    lease, operation = Lease.objects.get(), Operation.objects.get()
-    assert lease.state == Lease.State.ACTIVE
-    assert operation.state == Operation.State.ATTACHED
-    assert operation.obligations.get().closed_as == Obligation.ClosedAs.HANDED_OVER
-    _time_passes(operation, CREATION_WINDOW_PASSES)
-    assert place.sweep() == {}
-    assert leases.stop(company_id=place.account.company_id, run_id=place.run.pk) == 1
-    assert place.sweep() == {"proven": 1}
-    assert Lease.objects.count() == 1
-    assert (place.sandboxes(), place.processes()) == ([], [])
-
-
-def test_the_next_acquire_after_a_kill_makes_its_own_sandbox_and_meets_no_name_of_the_first(place: Place) -> None:
-    """K-21: the second incarnation's name is its own, so it neither adopts the first nor trips over it."""
-    place.acquire_and_die("create returned")
-    place.acquire()
-    assert len(place.sandboxes()) == 2
-    first = Operation.objects.get(state=Operation.State.PENDING)
-    _time_passes(first, CALL_BOUND_PASSES)
-    assert place.sweep() == {"proven": 3}
-    lease = Lease.objects.get(state=Lease.State.ACTIVE)
-    assert place.sandboxes() == [lease.resource_id]
-    assert leases.bridge(lease.pk).execute(["true"]).exit_code == 0
+def test_one_that_was_still_coming_up_when_its_acquire_was_killed_is_owned_and_destroyed(
+    daytona: DaytonaScene, point: Point
+) -> None:
+    """S-056: also while the provider neither stops nor deletes it, because it is starting."""
+    daytona.acquire(dies_at=point)
+    operation = daytona.operation("create")
+    assert (operation.state, daytona.starts()) == ("pending", 1)
+    assert daytona.sweep() == 0
+    daytona.time_passes(CALL_BOUNDS_PASS)
+    daytona.recover()
+    one_owner()
+    daytona.comes_to_rest()
+    one_owner()
+    proven(Lease.objects.get(), "destroyed")
+    with pytest.raises(AcquireRejected):
+        daytona.acquire_here()
+    nothing_is_left(daytona, starts=1)
