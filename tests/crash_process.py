@@ -33,6 +33,7 @@ from tests.tracing import Point, Trace  # noqa: E402
 
 _PAUSE = 0.01
 _PATIENCE = 30.0
+_LIFE = 60
 
 
 class Diary:
@@ -120,6 +121,7 @@ def _fork(order: dict[str, Any], number: int, barrier: tuple[int, int]) -> int:
     if pid:
         return pid
     status = 1
+    signal.alarm(_LIFE)  # one that waits where nobody expected it ends, and is told by its exit code
     try:
         for descriptor, name in ((1, "out"), (2, "err")):
             file = os.open(f"{order['output']}-{number}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -171,11 +171,12 @@ class Scene:
         return done
 
     def time_passes(self, seconds: float) -> None:
-        """Move into the past what is still open: starts and creations, deadlines, and work."""
+        """Move into the past what is still open: starts and creations, looks, deadlines, and work."""
         with connection.cursor() as cursor:
             for table, column, which in (
                 ("operation", "created_at", "state = 'pending'"),
                 ("obligation", "due_at", "closed_at IS NULL AND due_at IS NOT NULL"),
+                ("obligation", "absent_since", "closed_at IS NULL AND absent_since IS NOT NULL"),
                 ("bridgeactivity", "deadline", "ended_at IS NULL"),
             ):
                 cursor.execute(

@@ -16,7 +16,7 @@ from django.db import OperationalError, connection
 
 import leases
 from leases import journal
-from leases.errors import AcquireUncertain, LeaseError, ResumeFailed
+from leases.errors import AcquireUncertain, LeaseError
 from leases.models import BridgeActivity, Installation, Lease, Obligation, Operation, Run
 from leases.models.environments import Policy
 from leases.patience import Patience
@@ -114,7 +114,7 @@ def _is_over(run: Run) -> None:
     Run.objects.filter(pk=run.pk).update(status=Run.Status.CANCELLED)
 
 
-BEGIN, SAVE, ATTACH = "commit journal.begin", "commit journal.save_answered_id", "commit creating._attach"
+BEGIN, SAVE, ATTACH = "commit journal.begin", "commit journal.save_resource_id", "commit creating._attach"
 
 PATHS: dict[Callable[[Rehearsal], Act], tuple[str, ...]] = {
     creates: (

@@ -139,7 +139,7 @@ STEPS: tuple[tuple[str, Outcome, Outcome], ...] = (
     ("commit journal.begin", nothing, unasked),
     ("call create", unasked, found),
     ("launch of its processes", found_unborn, found),  # inside the create: half of it done, and all but the answer
-    ("commit journal.save_answered_id", found, found),
+    ("commit journal.save_resource_id", found, found),
     ("commit creating._set_up", found, found),
     ("call execute", found, found),
     ("write creating._set_up", found, found),
@@ -216,7 +216,7 @@ def daytona(tmp_path: Path, forks: Processes) -> Iterator[DaytonaScene]:
 
 WHILE_IT_COMES_UP = (
     *("call identify", "write acquisition.attest", "commit credentials.learned", "commit journal.begin"),
-    *("call create", "POST sandbox", "commit journal.save_answered_id"),
+    *("call create", "POST sandbox", "commit journal.save_resource_id"),
     *("commit journal.keep_off_recovery", "call inspect", "commit creating._attach", "reply"),
 )
 """Every step, each once: it is looked at until it runs, the recovery kept off before each look."""
@@ -235,7 +235,7 @@ def test_the_steps_of_a_creation_that_is_waited_for_are_known(tmp_path: Path, fo
     [
         (AFTER, "POST sandbox"),
         (AFTER, "call create"),
-        (AFTER, "commit journal.save_answered_id"),
+        (AFTER, "commit journal.save_resource_id"),
         (AFTER, "commit journal.keep_off_recovery"),
         (AFTER, "call inspect"),
         (BEFORE, "call inspect (2)"),

@@ -348,7 +348,7 @@ REPLACEMENT: tuple[tuple[str, Outcome, Outcome], ...] = (
     ("commit reuse.replace", gone, unasked),
     ("call create", unasked, found),
     ("launch of its processes", found_unborn, found),
-    ("commit journal.save_answered_id", found, found),
+    ("commit journal.save_resource_id", found, found),
     ("commit creating._attach", found, replaced),
     ("reply", replaced, replaced),
 )
