@@ -170,15 +170,11 @@ def _set_up(operation: Operation, provider: AnyProvider, resource: Resource, arg
     def admit() -> None:
         with transaction.atomic():
             journal.keep_off_recovery(operation, within + bounds.CREATE_MARGIN)
-            BridgeActivity.objects.update_or_create(
-                id=activity_id,
-                defaults={"deadline": Now() + timedelta(seconds=within)},
-                create_defaults={
-                    "deadline": Now() + timedelta(seconds=within),
-                    "company_id": operation.company_id,
-                    "operation": operation,
-                },
-            )
+            deadline = Now() + timedelta(seconds=within)
+            if not BridgeActivity.objects.filter(pk=activity_id).update(deadline=deadline):
+                BridgeActivity.objects.create(
+                    id=activity_id, company_id=operation.company_id, operation=operation, deadline=deadline
+                )
 
     persistently(admit)  # its own row again where the reply of the commit was lost
     outcome, exit_code, kind = BridgeActivity.Outcome.FAILED, None, ""
