@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 # Before anything imports it: its assertions are to tell what they saw.
-pytest.register_assert_rewrite("providers.conformance")
+pytest.register_assert_rewrite("providers.conformance", "tests.crashing")
 
 from providers import registry  # noqa: E402
 
