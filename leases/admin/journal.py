@@ -6,7 +6,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.db.models import Q
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.urls import URLPattern
 from django.utils.safestring import SafeString
 from typing_extensions import override
@@ -57,21 +57,11 @@ class OperationAdmin(ViewOnly[Operation]):
         return [*decisions.urls(self.admin_site, Operation), *super().get_urls()]
 
     @override
-    def render_change_form(
-        self,
-        request: HttpRequest,
-        context: dict[str, Any],
-        add: bool = False,
-        change: bool = False,
-        form_url: str = "",
-        obj: Operation | None = None,
-    ) -> HttpResponse:
-        if obj is not None:
-            owed = of_subject(Q(operation=obj))
-            # The search for it: what is open, else what was tried last.
-            tried = next((row for row in owed if row.is_open), None) or Obligation.objects.filter(operation=obj).last()
-            context |= section(request, owed) | {"attempts": newest_attempts(tried) if tried else []}
-        return super().render_change_form(request, context, add, change, form_url, obj)
+    def more(self, request: HttpRequest, row: Operation) -> dict[str, Any]:
+        owed = of_subject(Q(operation=row))
+        # The search for it: what is open, else what was tried last.
+        tried = next((one for one in owed if one.is_open), None) or Obligation.objects.filter(operation=row).last()
+        return section(request, owed) | {"attempts": newest_attempts(tried) if tried else []}
 
     @admin.display(description="name", ordering="name")
     def shown_name(self, operation: Operation) -> SafeString | str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.db.models import Prefetch, QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -137,18 +137,8 @@ class LeaseAdmin(ViewOnly[Lease]):
         return super().get_queryset(request).prefetch_related(prefetch)
 
     @override
-    def render_change_form(
-        self,
-        request: HttpRequest,
-        context: dict[str, Any],
-        add: bool = False,
-        change: bool = False,
-        form_url: str = "",
-        obj: Lease | None = None,
-    ) -> HttpResponse:
-        if obj is not None:
-            context |= section(request, of_lease(obj)) | {"timeline": timeline(obj)}
-        return super().render_change_form(request, context, add, change, form_url, obj)
+    def more(self, request: HttpRequest, row: Lease) -> dict[str, Any]:
+        return section(request, of_lease(row)) | {"timeline": timeline(row)}
 
     @admin.display(description="state", ordering="state")
     def shown_state(self, lease: Lease) -> SafeString:

@@ -122,18 +122,8 @@ class ObligationAdmin(ViewOnly[Obligation]):
         return retry.ask(request, ids, back=request.get_full_path())
 
     @override
-    def render_change_form(
-        self,
-        request: HttpRequest,
-        context: dict[str, Any],
-        add: bool = False,
-        change: bool = False,
-        form_url: str = "",
-        obj: Obligation | None = None,
-    ) -> HttpResponse:
-        if obj is not None:
-            context |= section(request, of_subject(Q(pk=obj.pk))) | {"attempts": newest_attempts(obj)}
-        return super().render_change_form(request, context, add, change, form_url, obj)
+    def more(self, request: HttpRequest, row: Obligation) -> dict[str, Any]:
+        return section(request, of_subject(Q(pk=row.pk))) | {"attempts": newest_attempts(row)}
 
     @admin.display(description="owed", ordering="kind")
     def what(self, obligation: Obligation) -> str:

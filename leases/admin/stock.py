@@ -13,7 +13,7 @@ from django import forms
 from django.contrib import admin
 from django.db.models import DateTimeField, Model, Q, QuerySet
 from django.db.models.functions import Now
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from typing_extensions import override
 
 from leases import audit
@@ -58,6 +58,24 @@ class Found(_ModelAdmin[M]):
             return super().get_search_results(request, queryset, search_term)
         same = Q.create([(name, identity) for name in self.identities], connector=Q.OR)
         return queryset.filter(same), False
+
+    def more(self, request: HttpRequest, row: M) -> dict[str, Any]:  # noqa: ARG002 - for those who have something to add
+        """Return what the page of a row shows beside its fields, by the names that its template knows."""
+        return {}
+
+    @override
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: dict[str, Any],
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: M | None = None,
+    ) -> HttpResponse:
+        if obj is not None:
+            context |= self.more(request, obj)
+        return super().render_change_form(request, context, add, change, form_url, obj)
 
 
 class ViewOnly(Found[M]):

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.db.models import Prefetch, Q, QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from typing_extensions import override
 
@@ -101,18 +101,8 @@ class RunAdmin(Editable[Run]):
         return super().get_queryset(request).prefetch_related(prefetch)
 
     @override
-    def render_change_form(
-        self,
-        request: HttpRequest,
-        context: dict[str, Any],
-        add: bool = False,
-        change: bool = False,
-        form_url: str = "",
-        obj: Run | None = None,
-    ) -> HttpResponse:
-        if obj is not None:
-            context |= section(request, of_subject(Q(run=obj)))
-        return super().render_change_form(request, context, add, change, form_url, obj)
+    def more(self, request: HttpRequest, row: Run) -> dict[str, Any]:
+        return section(request, of_subject(Q(run=row)))
 
     @admin.display(description="startup")
     def startup(self, run: Run) -> SafeString | str:
