@@ -685,8 +685,11 @@ def test_a_credential_that_is_not_active_admits_nothing_new(
         acquired(rehearsal)
     assert caught.value.code == "credential_inactive"
     assert (snapshot(), len(rehearsal.world.calls)) == (before, calls)
-    # What is there already is torn down with it all the same.
+    # What is there already is owed and waits for the person who enables it; that write wakes it.
     leases.release(lease.pk)
+    assert sweep(rehearsal) == {"quieted": 1}
+    assert (owed(lease).quiet, len(rehearsal.world.calls)) == ("credential_inactive", calls)
+    Credential.objects.filter(pk=credential.pk).update(status="active")
     assert sweep(rehearsal) == {"proven": 1}
 
 
