@@ -31,11 +31,30 @@ def _below(directory: Path) -> list[int]:
     return found
 
 
+def _rehearsed(directory: Path) -> list[int]:
+    """Return the processes of rehearsed sandboxes whose files are below this directory, wherever they work."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                environment = (entry / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if any(value.startswith(f"HOME={directory}/".encode()) for value in environment):
+                found.append(int(entry.name))
+    return found
+
+
 @pytest.mark.parametrize(
-    ("number", "moment"), [(signal.SIGTERM, "leases released"), (signal.SIGINT, "A new worker starts")]
+    ("number", "moment"),
+    [
+        (signal.SIGINT, "in the middle of its acquire"),
+        (signal.SIGTERM, "leases released"),
+        (signal.SIGINT, "A new worker starts"),
+    ],
 )
 def test_an_interrupted_demo_leaves_nothing_running(number: signal.Signals, moment: str, tmp_path: Path) -> None:
-    """In the middle of its faults, too: an account is away, and a lock is held."""
+    """In the middle of its faults, too: an account is away, a lock is held, and a sandbox has no owner yet."""
     log = tmp_path / "demo.log"
     scratch = Path(tempfile.mkdtemp(prefix="pe-", dir="/tmp"))  # short: podman's own paths may have 50 characters
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_URL")}
@@ -51,7 +70,7 @@ def test_an_interrupted_demo_leaves_nothing_running(number: signal.Signals, mome
 
     def look() -> bool:
         assert demo.poll() is None, log.read_text()
-        return moment in log.read_text()
+        return moment in log.read_text() and bool(_rehearsed(scratch))
 
     try:
         eventually(look, f"the demo says {moment!r}", bound=120)
@@ -63,6 +82,7 @@ def test_an_interrupted_demo_leaves_nothing_running(number: signal.Signals, mome
     assert "Interrupted; everything is being cleaned up." in told
     assert "Traceback" not in told
     assert "could not be cleaned up" not in told
+    assert _rehearsed(scratch) == []
     eventually(lambda: not _below(scratch), "nothing is left running")
     assert list(scratch.glob("paperclip-demo-*")) == []
     shutil.rmtree(scratch)

@@ -1,4 +1,4 @@
-"""The audit: what the database says of every lease, and what the operating system and the engine say by themselves.
+"""The audit: what the database says of every lease, and what the operating system, engine and services say themselves.
 
 The search for processes goes by the mark that everything in a sandbox inherits, over all processes of this machine, and
 by the working directory; not by process group, which a daemon leaves.
@@ -6,16 +6,23 @@ by the working directory; not by process group, which a daemon leaves.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from cleanup import report
 from leases import bounds
 from leases.calling import open_recorded
-from leases.models import Installation, Lease, Obligation, Receipt
-from paperclip_env.demo.cast import Cast
-from providers.contract import MARK_INSTALLATION, Running
+from leases.models import Installation, Lease, Obligation, Operation, ProviderAccount, Receipt
+from paperclip_env.demo.cast import LINES, Cast
+from paperclip_env.demo.losses import Losses
+from paperclip_env.demo.machinery import wait_until
+from paperclip_env.demo.services import Service
+from providers.contract import MARK_INSTALLATION, Command, Running, Stopped
 
+_KEPT = (Lease.State.RELEASED, Lease.State.RETAINED)
+_PLACES = ("workshop", "flaky", "e2b", "daytona")
+"""Where in the demo's directory sandboxes are."""
 _PROVEN = (Lease.State.EXPIRED, Lease.State.FAILED, Lease.State.RELEASED, Lease.State.RETAINED)
 
 
@@ -25,33 +32,59 @@ class Finding:
     good: bool
 
 
-def findings(cast: Cast, directory: Path) -> list[Finding]:
+def findings(cast: Cast, losses: Losses, directory: Path) -> list[Finding]:
     """Return every finding of the audit; the demo succeeded when all are good."""
     found = [_lease(part.title, part.lease) for part in cast.parts]
+    found += [_lease(loss.title, loss.lease) for loss in losses.all]
     opened = sum(kind.open for kind in report.owed().kinds)
     found.append(Finding(f"{opened} obligations are open", opened == 0))
     unverified = Obligation.objects.filter(closed_as=Obligation.ClosedAs.UNVERIFIED).count()
     found.append(Finding(f"{unverified} were ended without proof", unverified == 0))
     resources = {part.lease.resource_id for part in cast.parts}
+    resources |= {box.id for service in cast.services for box in service.sandboxes()}
     left = _processes(resources, directory)
     what = f"{len(left)} processes of a sandbox are left on this machine"
     found.append(Finding(f"{what}: {left}" if left else what, not left))
     if cast.containers is not None:
         running = _containers(cast)
         found.append(Finding(f"{running} containers are left at the engine", running == 0))
-    kept = [part for part in cast.parts if part.lease.state in (Lease.State.RELEASED, Lease.State.RETAINED)]
+    for account, service in ((cast.e2b, cast.services.e2b), (cast.daytona, cast.services.daytona)):
+        found += [_made(account, service), _left(account, service)]
+    kept = [part for part in cast.parts if part.lease.state in _KEPT]
     files = sum(_has_files(part.lease) for part in kept)
     found.append(Finding(f"{files} of {len(kept)} kept sandboxes still have their files", files == len(kept)))
     return found
 
 
-def _lease(title: str, lease: Lease) -> Finding:
+def _lease(title: str, lease: Lease | None) -> Finding:
+    if lease is None:
+        return Finding(f"NO OWNER  {title}", good=False)
     lease.refresh_from_db()
     receipt = Receipt.objects.filter(lease=lease, epoch=lease.epoch).order_by("pk").first()
     attempts = sum(o.attempts.count() for o in lease.obligations.all())
     proof = f"{receipt.evidence} by attempt {str(receipt.attempt_id)[:8]}" if receipt else "NO RECEIPT"
     good = receipt is not None and lease.state in _PROVEN
     return Finding(f"{lease.state:<9} {proof:<30} {attempts} attempt(s)  {title}", good)
+
+
+def _made(account: ProviderAccount, service: Service) -> Finding:
+    """Whether the service made exactly one sandbox for each creation, and none that the journal does not know."""
+    creations = Operation.objects.filter(account=account, kind=Operation.Kind.CREATE)
+    known = Counter(creations.values_list("resource_id", flat=True))
+    made = [box.id for box in service.sandboxes()]
+    what = f"{service.label} says that it made {len(made)} sandboxes, for {known.total()} creations"
+    return Finding(what, known == Counter(made))
+
+
+def _left(account: ProviderAccount, service: Service) -> Finding:
+    """Whether nothing executes at the service, and what exists there is exactly what leases keep stopped."""
+    kept = set(Lease.objects.filter(account=account, state__in=_KEPT).values_list("resource_id", flat=True))
+    exist = {box.id: box.state for box in service.sandboxes() if box.state != "killed"}
+    executing = service.executing()
+    there = ", ".join(f"{count} {state}" for state, count in sorted(Counter(exist.values()).items())) or "none"
+    what = f"{service.label} says that {there} exist, of {len(kept)} kept, and that {len(executing)} execute"
+    stopped = all(state in ("paused", "stopped") for state in exist.values())
+    return Finding(what, stopped and not executing and set(exist) == kept)
 
 
 def _processes(resources: set[str], directory: Path) -> list[int]:
@@ -67,7 +100,7 @@ def _processes(resources: set[str], directory: Path) -> list[int]:
         except OSError:
             continue  # ended meanwhile, or not ours to look at
         marked = any(value.partition(b"=")[2] in marks for value in environment)
-        if marked or where.startswith((f"{inside}/workshop/", f"{inside}/flaky/")):
+        if marked or where.startswith(tuple(f"{inside}/{name}/" for name in _PLACES)):
             left.append(int(entry.name))
     return left
 
@@ -80,14 +113,16 @@ def _containers(cast: Cast) -> int:
 
 def _has_files(lease: Lease) -> bool:
     """Start a kept sandbox again, as its next run would, read its file, and stop it."""
-    from providers.contract import Command
+    provider, resource_id = open_recorded(lease), lease.resource_id
 
-    provider = open_recorded(lease)
-    provider.start(lease.resource_id, within=bounds.STOP)
+    def seen(state: type[Running | Stopped]) -> bool:
+        return isinstance(provider.inspect(resource_id, within=bounds.INSPECT), state)
+
+    provider.start(resource_id, within=bounds.STOP)
     try:
-        done = provider.execute(lease.resource_id, Command(("cat", "work.txt"), timeout=10), within=bounds.STOP)
-        return done.stdout.count(b"\n") == 5  # noqa: PLR2004 - the lines that the work wrote
+        wait_until("the start of a kept sandbox", lambda: seen(Running), seconds=30)
+        done = provider.execute(resource_id, Command(("cat", "work.txt"), timeout=10), within=bounds.STOP)
+        return done.stdout.count(b"\n") == LINES
     finally:
-        provider.stop(lease.resource_id, grace=1, within=bounds.STOP)
-        if isinstance(provider.inspect(lease.resource_id, within=bounds.INSPECT), Running):
-            raise RuntimeError("the audit could not stop what it started")  # noqa: TRY004 - it is not about a type
+        provider.stop(resource_id, grace=1, within=bounds.STOP)
+        wait_until("the end of a sandbox that the audit started", lambda: seen(Stopped), seconds=30)

@@ -1,4 +1,4 @@
-"""The worker and the beat of the demo: real processes, started, killed and started again."""
+"""The processes of the demo, worker and beat among them: really started, killed and started again."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ _COMMANDS = {
         *("--without-gossip", "--without-mingle", "--without-heartbeat"),
     ],
     "beat": [*_CELERY, "beat"],
+    "acquirer": [sys.executable, "-m", "paperclip_env.demo.acquirer"],
 }
 
 
@@ -43,16 +44,16 @@ class Machinery:
         for name in list(self._processes):
             self.end(name, signal.SIGTERM)
 
-    def start(self, name: str) -> int:
-        """Start the worker or the beat and return its process id."""
+    def start(self, name: str, *arguments: str) -> int:
+        """Start one of the processes and return its id."""
         process = subprocess.Popen(
-            _COMMANDS[name],
+            [*_COMMANDS[name], *arguments],
             stdin=subprocess.DEVNULL,
             stdout=self._log(name),
             stderr=subprocess.STDOUT,
             env={**os.environ, "LOG_LEVEL": "INFO"},
             start_new_session=True,  # Ctrl-C is the demo's to hear; it ends these in order
-            preexec_fn=die_with_launcher(signal.SIGKILL),  # noqa: PLW1509 - one thread has started nothing yet
+            preexec_fn=die_with_launcher(signal.SIGKILL),  # noqa: PLW1509 - it takes no lock that a thread may hold
         )
         self._processes[name] = process
         return process.pid

@@ -18,7 +18,9 @@ from leases.models import Lease, Obligation, ProviderAccount, Run
 from paperclip_env.demo.audit import findings
 from paperclip_env.demo.cast import Cast
 from paperclip_env.demo.engines import Engine, container_engine
+from paperclip_env.demo.losses import Losses
 from paperclip_env.demo.machinery import Machinery, empty_the_broker, wait_until, waiting_messages
+from paperclip_env.demo.services import Services, serve
 from paperclip_env.stack.foreground import Stopped, stoppable
 from providers.contract import ProviderError
 
@@ -33,12 +35,14 @@ def main() -> int:
     with stoppable(), ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paperclip-demo-")))
         engine = stack.enter_context(container_engine(directory))
+        services = serve(directory, stack)
         casts: list[Cast] = []
-        # Left in the reverse order: the faults end, then the worker and the beat, then what is left of the sandboxes.
+        # Left in the reverse order: the faults end, then the processes, then what is left of the sandboxes, and then
+        # the services.
         stack.callback(_tidy, casts)
         machinery = stack.enter_context(Machinery(directory))
         try:
-            return _play(directory, engine, machinery, stack, casts)
+            return _play(directory, engine, services, machinery, stack, casts)
         except Stopped as stopped:
             _say("Interrupted; everything is being cleaned up.")
             return 128 + stopped.by
@@ -56,29 +60,43 @@ def _tidy(casts: list[Cast]) -> None:
         cast.tidy()
 
 
-def _play(directory: Path, engine: Engine | str, machinery: Machinery, stack: ExitStack, casts: list[Cast]) -> int:
+def _play(
+    directory: Path,
+    engine: Engine | str,
+    services: Services,
+    machinery: Machinery,
+    stack: ExitStack,
+    casts: list[Cast],
+) -> int:
     if isinstance(engine, str):
         _say(f"No container engine here ({engine}); the sandboxes are processes.")
     machinery.start("beat")
     machinery.start("worker")
-    cast = Cast(directory, engine if isinstance(engine, Engine) else None)
+    cast = Cast(directory, engine if isinstance(engine, Engine) else None, services)
     casts.append(cast)
+    _say("E2B and Daytona are rehearsed: their APIs, from memory, with real processes in their sandboxes.")
+    losses = Losses(cast, services.e2b, cast.lossy)
+    losses.begin(machinery)
     cast.enter(_say)
+    losses.kill_the_caller(machinery, _say)
+    losses.lose_the_reply(_say)
+    cast.rent(_say)
+    losses.wait_until_destroyed(_say)
 
-    refuser = cast.part("refuses to stop")
-    lock = (directory / "workshop" / "sandboxes" / refuser.lease.resource_name / "lock").open("r+")
-    stack.callback(lock.close)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    refusal = _Refusal(cast.part("refuses to stop").lease, directory / "workshop")
+    stack.callback(refusal.end)
     _say("One sandbox now refuses to stop: somebody else holds its lock.")
     fault = _Fault(cast.flaky_directory)
     stack.callback(fault.end)
     _say("One account is failing: where its state directory was there is none.")
 
-    first, second = cast.parts[::2], cast.parts[1::2]
+    before = _proven(cast)
+    active = cast.active()
+    first, second = active[::2], active[1::2]
     for part in first:
         part.release()
     _say(f"{len(first)} leases released.")
-    wait_until("the first receipt", lambda: _proven(cast) > 0, seconds=40)
+    wait_until("the first receipt", lambda: _proven(cast) > before, seconds=40)
     held = _in_flight(cast)
     machinery.end("worker", signal.SIGKILL)
     _say(f"The worker is killed with SIGKILL, in the middle of {held} teardowns.")
@@ -89,15 +107,21 @@ def _play(directory: Path, engine: Engine | str, machinery: Machinery, stack: Ex
     _say(f"The broker is emptied of everything, {empty_the_broker()} waiting message(s) among it.")
     machinery.start("worker")
     _say("A new worker starts. It has no memory and no message; it has the rows.")
+    _watch(cast, len(cast.parts) + len(losses.all), machinery, fault, refusal)
+    Run.objects.filter(company=cast.company).update(status=Run.Status.SUCCEEDED)
+    return _audit(cast, losses, directory)
 
-    progress = tqdm(total=len(cast.parts), desc="receipts", unit="lease", disable=not sys.stderr.isatty())
+
+def _watch(cast: Cast, everything: int, machinery: Machinery, fault: _Fault, refusal: _Refusal) -> None:
+    """Wait until every lease has its receipt and nothing is owed, ending the faults when they were met."""
+    progress = tqdm(total=everything, desc="receipts", unit="lease", disable=not sys.stderr.isatty())
     heals_at = time.monotonic() + 8
     deadline = time.monotonic() + _PATIENCE
     shown = -1
-    while (done := _proven(cast)) < len(cast.parts) and time.monotonic() < deadline:
+    while ((done := _proven(cast)) < everything or _owes(cast)) and time.monotonic() < deadline:
         progress.update(done - progress.n)
         if not sys.stderr.isatty() and done != shown:
-            _say(f"{done} of {len(cast.parts)} leases have their receipt.")
+            _say(f"{done} of {everything} leases have their receipt.")
             shown = done
         if ended := machinery.ended():
             raise RuntimeError(f"the {ended[0]} ended by itself")
@@ -105,14 +129,28 @@ def _play(directory: Path, engine: Engine | str, machinery: Machinery, stack: Ex
             fault.end()
             circuit = ProviderAccount.objects.get(pk=cast.flaky.pk).circuit
             _say(f"The failing account works again; its circuit is {circuit}.")
-        if not lock.closed and time.monotonic() > heals_at and _looked_at(refuser.lease):
-            lock.close()
+        if refusal.lasts and time.monotonic() > heals_at and _looked_at(refusal.lease):
+            refusal.end()
             _say("The lock of the sandbox that refused is let go.")
         time.sleep(0.2)
     progress.update(_proven(cast) - progress.n)
     progress.close()
-    Run.objects.filter(company=cast.company).update(status=Run.Status.SUCCEEDED)
-    return _audit(cast, directory)
+
+
+class _Refusal:
+    """A sandbox's lock, held by somebody else for a while: it can neither be stopped nor deleted."""
+
+    def __init__(self, lease: Lease, directory: Path) -> None:
+        self.lease = lease
+        self._lock = (directory / "sandboxes" / lease.resource_name / "lock").open("r+")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    @property
+    def lasts(self) -> bool:
+        return not self._lock.closed
+
+    def end(self) -> None:
+        self._lock.close()
 
 
 class _Fault:
@@ -132,9 +170,9 @@ class _Fault:
             self.lasts = False
 
 
-def _audit(cast: Cast, directory: Path) -> int:
+def _audit(cast: Cast, losses: Losses, directory: Path) -> int:
     _say("The audit:")
-    found = findings(cast, directory)
+    found = findings(cast, losses, directory)
     for finding in found:
         sys.stdout.write(f"  {'ok ' if finding.good else 'BAD'} {finding.text}\n")
     bad = sum(not finding.good for finding in found)
@@ -152,6 +190,11 @@ def _proven(cast: Cast) -> int:
         .exclude(state__in=[Lease.State.ACTIVE, Lease.State.PENDING_CLEANUP])
         .count()
     )
+
+
+def _owes(cast: Cast) -> bool:
+    """Whether anything is owed still: the end of a startup comes after the receipts that it waits for."""
+    return Obligation.objects.filter(company=cast.company, closed_at__isnull=True).exists()
 
 
 def _in_flight(cast: Cast) -> int:
