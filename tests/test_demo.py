@@ -8,12 +8,17 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from paperclip_env.demo.audit import left_at, made
+from paperclip_env.demo.services import serve
 from paperclip_env.stack.emptiness import require_empty
 from paperclip_env.stack.problem import Problem
+from providers.rehearsing import Outcome
+from tests import factories
 from tests.beats import CHECKOUT, Queue, database_url, eventually
 
 
@@ -86,6 +91,27 @@ def test_an_interrupted_demo_leaves_nothing_running(number: signal.Signals, mome
     eventually(lambda: not _below(scratch), "nothing is left running")
     assert list(scratch.glob("paperclip-demo-*")) == []
     shutil.rmtree(scratch)
+
+
+@pytest.mark.django_db
+def test_the_audit_sees_a_sandbox_that_nobody_owns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the service's own word: that it was made, that it executes, and, once it is stopped, that it exists."""
+    for variable in ("DEMO_E2B_KEY", "DEMO_DAYTONA_KEY"):
+        monkeypatch.setenv(variable, "")  # put back afterwards
+    with ExitStack() as stack:
+        service = serve(tmp_path, stack).e2b
+        account = factories.account(provider="e2b", endpoint=service.endpoint)
+        assert (made(account, service).good, left_at(account, service).good) == (True, True)
+        team = service.server.world.keys[service.key]
+        sandbox = service.server.world.create(team, {"templateID": "base"}, "", Outcome())["sandboxID"]
+        assert (made(account, service).good, left_at(account, service).good) == (False, False)
+        assert list(service.executing()) == [sandbox]
+        service.server.world.pause(team, sandbox, memory=False, strict=False, unresponsive=False, outcome=Outcome())
+        assert service.executing() == {}
+        assert left_at(account, service).good is False
+        service.server.world.kill(team, sandbox, Outcome())
+        assert (made(account, service).good, left_at(account, service).good) == (False, True)
+    assert _rehearsed(tmp_path) == []
 
 
 @pytest.mark.django_db

@@ -49,7 +49,7 @@ def findings(cast: Cast, losses: Losses, directory: Path) -> list[Finding]:
         running = _containers(cast)
         found.append(Finding(f"{running} containers are left at the engine", running == 0))
     for account, service in ((cast.e2b, cast.services.e2b), (cast.daytona, cast.services.daytona)):
-        found += [_made(account, service), _left(account, service)]
+        found += [made(account, service), left_at(account, service)]
     kept = [part for part in cast.parts if part.lease.state in _KEPT]
     files = sum(_has_files(part.lease) for part in kept)
     found.append(Finding(f"{files} of {len(kept)} kept sandboxes still have their files", files == len(kept)))
@@ -67,16 +67,16 @@ def _lease(title: str, lease: Lease | None) -> Finding:
     return Finding(f"{lease.state:<9} {proof:<30} {attempts} attempt(s)  {title}", good)
 
 
-def _made(account: ProviderAccount, service: Service) -> Finding:
+def made(account: ProviderAccount, service: Service) -> Finding:
     """Whether the service made exactly one sandbox for each creation, and none that the journal does not know."""
     creations = Operation.objects.filter(account=account, kind=Operation.Kind.CREATE)
     known = Counter(creations.values_list("resource_id", flat=True))
-    made = [box.id for box in service.sandboxes()]
-    what = f"{service.label} says that it made {len(made)} sandboxes, for {known.total()} creations"
-    return Finding(what, known == Counter(made))
+    there = Counter(box.id for box in service.sandboxes())
+    what = f"{service.label} says that it made {there.total()} sandboxes, for {known.total()} creations"
+    return Finding(what, known == there)
 
 
-def _left(account: ProviderAccount, service: Service) -> Finding:
+def left_at(account: ProviderAccount, service: Service) -> Finding:
     """Whether nothing executes at the service, and what exists there is exactly what leases keep stopped."""
     kept = set(Lease.objects.filter(account=account, state__in=_KEPT).values_list("resource_id", flat=True))
     exist = {box.id: box.state for box in service.sandboxes() if box.state != "killed"}

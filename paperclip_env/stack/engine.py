@@ -198,7 +198,7 @@ def _root_file_system() -> bytes:
             folder = tarfile.TarInfo(name)
             folder.type, folder.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
             tar.addfile(folder)
-        tar.add(busybox, "bin/busybox")
+        tar.add(Path(busybox).resolve(), "bin/busybox")  # a link, where a system links its programs
         for applet in applets:
             if applet != "busybox":
                 link = tarfile.TarInfo(f"bin/{applet}")
