@@ -5,8 +5,8 @@ for ever. Here the bound sits in the socket: before each operation it is given w
 more. This covers resolving, connecting, the TLS handshake, headers and bodies, over any number of requests, and needs
 no second thread to watch.
 
-A session belongs to one call: it is made with the call's `Deadline` and closed with it, so a call never travels over
-a connection that an earlier call opened to a server that has been replaced since. Nothing is retried.
+The bound is that of the call which uses the socket at the moment. A `requests` session made for one call has its
+deadline; one that is shared by many asks whose call it is (`providers.sessions`). Nothing is retried.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
@@ -57,8 +58,8 @@ class Deadline:
 class _Bounded(_Socket):
     """Mixed into a socket class: each operation may take what is left of the call, and not one second each.
 
-    `deadline` is None during the TLS handshake (which OpenSSL bounds as a whole by the socket's timeout), and again
-    once the socket was taken over by somebody who bounds it otherwise.
+    `deadline` is None during the TLS handshake (which OpenSSL bounds as a whole by the socket's timeout), while the
+    socket waits for its next call, and once it was taken over by somebody who bounds it otherwise.
     """
 
     deadline: Deadline | None = None
@@ -106,16 +107,27 @@ def tls_context(ca: str | None = None, certificate: tuple[str, str] | None = Non
 
 
 class BoundedAdapter(HTTPAdapter):
-    """Transport for one `requests` session that ends with `deadline`, whatever the server does.
+    """Transport for a `requests` session, each of whose calls ends with its deadline, whatever the server does.
+
+    `deadline` is that of the only call, or tells that of the call which this thread is in.
 
     With `unix_socket`, every request goes to that socket, whatever its URL says. HTTPS needs a `context` made by
     `tls_context`, which alone decides whom to trust: the session's `verify` and `cert` are ignored.
     """
 
+    pool_classes: ClassVar[tuple[type[HTTPConnectionPool], type[HTTPSConnectionPool]]] = (
+        HTTPConnectionPool,
+        HTTPSConnectionPool,
+    )
+
     def __init__(
-        self, deadline: Deadline, *, unix_socket: str | None = None, context: ssl.SSLContext | None = None
+        self,
+        deadline: Deadline | Callable[[], Deadline],
+        *,
+        unix_socket: str | None = None,
+        context: ssl.SSLContext | None = None,
     ) -> None:
-        self._deadline = deadline
+        self._deadline = (lambda: deadline) if isinstance(deadline, Deadline) else deadline
         self._unix_socket = unix_socket
         self._context = context
         self._pools: list[HTTPConnectionPool] = []
@@ -126,9 +138,10 @@ class BoundedAdapter(HTTPAdapter):
     def init_poolmanager(self, connections: int, maxsize: int, block: Any = False, **kwargs: Any) -> None:  # noqa: FBT002
         manager = PoolManager(num_pools=connections, maxsize=maxsize, block=block, **kwargs)
         bounds: dict[str, Any] = {"deadline": self._deadline, "unix_socket": self._unix_socket}
+        plain, tls = self.pool_classes
         manager.pool_classes_by_scheme = {
-            "http": cast(Any, partial(self._pool, HTTPConnectionPool, partial(_Connection, **bounds))),
-            "https": cast(Any, partial(self._pool, HTTPSConnectionPool, partial(_TLSConnection, **bounds))),
+            "http": cast(Any, partial(self._pool, plain, partial(BoundedConnection, **bounds))),
+            "https": cast(Any, partial(self._pool, tls, partial(_TLSConnection, **bounds))),
         }
         self.poolmanager = manager
 
@@ -152,32 +165,45 @@ class BoundedAdapter(HTTPAdapter):
     ) -> HTTPConnectionPool:
         pool = pool_class(host, port, **options)
         pool.ConnectionCls = cast(Any, connection)
-        self._pools.append(pool)
+        self._made(pool)
         return pool
 
+    def _made(self, pool: HTTPConnectionPool) -> None:
+        """Remember a pool, to close its connections."""
+        self._pools.append(pool)
 
-class _Connection(HTTPConnection):
-    def __init__(self, *args: Any, deadline: Deadline, unix_socket: str | None, **options: Any) -> None:
+
+class BoundedConnection(HTTPConnection):
+    """A connection that is opened within the deadline of whoever opens it. `opened` is when, by the monotonic clock."""
+
+    def __init__(self, *args: Any, deadline: Callable[[], Deadline], unix_socket: str | None, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.opened = time.monotonic()
         self._deadline = deadline
         self._unix_socket = unix_socket
 
     def _new_conn(self) -> socket.socket:
+        deadline = self._deadline()
         try:
-            sock = _connect(self._deadline, self._unix_socket, self.host, self.port)
+            sock = _connect(deadline, self._unix_socket, self.host, self.port)
         except TimeoutError as error:
             raise ConnectTimeoutError(self, "connecting took too long") from error
         except OSError as error:
             raise NewConnectionError(self, f"cannot connect: {error}") from error
-        sock.settimeout(self._deadline.left())
+        sock.settimeout(deadline.left())
         return sock
 
     def connect(self) -> None:
+        self.opened = time.monotonic()
         super().connect()
-        cast(_Bounded, self.sock).deadline = self._deadline
+        self.bind(self._deadline())
+
+    def bind(self, deadline: Deadline | None) -> None:
+        """Put the open socket under the deadline of the call that uses it from now on, or of none while it waits."""
+        cast(_Bounded, self.sock).deadline = deadline
 
 
-class _TLSConnection(_Connection, HTTPSConnection):
+class _TLSConnection(BoundedConnection, HTTPSConnection):
     """Resolves to our `_new_conn` and `connect`, around the TLS handshake of urllib3."""
 
 

@@ -1,14 +1,17 @@
-"""The way to a JSON API over HTTP: one session per call, bounded in total, over connections of its own.
+"""The way to a JSON API over HTTP: calls that are bounded in total, over connections that an account's calls share.
 
-A session lives as long as one call, so whoever answers at the address now is who answers the whole call. The secret
-goes into the headers that the adapter names and nowhere else: no redirect is followed, and neither proxies nor `.netrc`
-are read. Nothing is retried.
+Who answers one request of a call answers them all, as far as one connection lasts. What must not meet a connection that
+its server has just closed, or that leads to who answered before, opens its own (`HttpApi._use`). The secret goes into
+the headers that the adapter names and nowhere else: no redirect is followed, and neither proxies nor `.netrc` are read.
+Nothing is retried.
 """
 
 from __future__ import annotations
 
+import math
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,10 +20,12 @@ from http import HTTPStatus
 from typing import Any
 
 import requests
+from requests.structures import CaseInsensitiveDict
 
 from providers.contract import ErrorKind, ProviderError
-from providers.deadline import BoundedAdapter, Deadline, tls_context
+from providers.deadline import Deadline, tls_context
 from providers.failures import Answered, Call, translated
+from providers.sessions import Session, Use, sessions
 
 
 class TlsFiles:
@@ -50,11 +55,13 @@ class TlsFiles:
 class Conversation:
     """One call's requests, all under one deadline. Every failure is the `ProviderError` that it means for this call."""
 
-    def __init__(self, api: HttpApi, session: requests.Session, deadline: Deadline, call: Call) -> None:
-        self.deadline = deadline
+    def __init__(self, api: HttpApi, session: Session, use: Use, call: Call, headers: Mapping[str, str]) -> None:
+        self.deadline = use.deadline
         self.call = call
         self._api = api
         self._session = session
+        self._use = use
+        self._headers = headers
 
     def ask(self, method: str, path: str, **options: Any) -> Any:
         """Ask as `request` does, and return the JSON of the answer, or None for an empty one."""
@@ -83,17 +90,18 @@ class Conversation:
         A header that is None is left out: what another server has no business to see, the secret above all.
         """
         url = (self._api.url if base is None else base) + path
+        sent: CaseInsensitiveDict[str | None] = CaseInsensitiveDict(self._headers)
+        sent.update(headers or {})
         with translated(self.call, self.deadline, lambda answered: self._api.meaning(self.call, answered)):
             response = self._session.request(
+                self._use,
                 method,
                 url,
                 params=query,
-                headers=headers,
+                headers=sent,
                 json=body,
                 data=content,
                 files=files,
-                allow_redirects=False,
-                timeout=self.deadline.left(),
             )
             if not HTTPStatus.OK <= response.status_code < HTTPStatus.MULTIPLE_CHOICES:
                 raise self._api.answered(response)
@@ -121,24 +129,28 @@ class HttpApi:
         answered: Callable[[requests.Response], Answered],
         meaning: Callable[[Call, Answered, str | None], ProviderError],
         tls_ca: str | None = None,
+        keeps: bool = True,
     ) -> None:
         """Say in which `headers` the secret travels, and how to read (`answered`) and judge (`meaning`) a refusal.
 
-        `tls_ca` is the file of the server's authority, None for the system's.
+        `tls_ca` is the file of the server's authority, None for the system's. Without `keeps`, no connection is kept
+        beyond a call: for an address and a secret that are asked once.
         """
         self.url = url
         self.answered = answered
         self._headers = headers
         self._meaning = meaning
         self._secret = secret
-        self._tls = None if url.startswith("http://") else TlsFiles(tls_ca)
+        self._tls_ca = tls_ca
+        self._keeps = keeps
+        self._attested_since = -math.inf
 
     def meaning(self, call: Call, answered: Answered) -> ProviderError:
         return self._meaning(call, answered, self._secret)
 
     @contextmanager
     def conversation(self, call: Call, within: float) -> Iterator[Conversation]:
-        """Open a conversation that ends `within` seconds from now.
+        """Open a conversation, for this thread, that ends `within` seconds from now.
 
         Raises `NOT_READY` where there is no key, `AUTHORISATION` where what there is cannot be one.
         """
@@ -150,10 +162,37 @@ class HttpApi:
             raise ProviderError(ErrorKind.NOT_READY, "this account needs an API key, and there is none here")
         if not (secret.isascii() and secret.isprintable() and " " not in secret):
             raise ProviderError(ErrorKind.AUTHORISATION, "the secret of this account is not an API key")
-        with requests.Session() as session:
-            session.trust_env = False
-            session.headers.update({"Accept": "application/json", **self._headers(secret)})
-            adapter = BoundedAdapter(deadline, context=self._tls.context() if self._tls else None)
-            session.mount("http://", adapter)
-            session.mount("https://", adapter)
-            yield Conversation(self, session, deadline, call)
+        headers = self._headers(secret)
+        session = self._session(secret)
+        use = self._use(call, deadline)
+        with session.using(use):
+            yield Conversation(self, session, use, call, headers)
+
+    def _session(self, secret: str) -> Session:
+        if not self._keeps:
+            return sessions.once(self._context())
+        return sessions.of(self.url, secret, self._tls_ca, self._context)
+
+    def _context(self) -> ssl.SSLContext | None:
+        return None if self.url.startswith("http://") else TlsFiles(self._tls_ca).context()
+
+    def _use(self, call: Call, deadline: Deadline) -> Use:
+        """Say which connections a call may use.
+
+        Identity before absence: whoever says who the account is, is asked over a connection of its own, and from then
+        on this instance uses no connection that was opened before. So no answer that counts because of an attested
+        identity comes from where the address led to earlier.
+        """
+        now = time.monotonic()
+        match call:
+            case Call.CREATE:
+                # Sent into a connection that the server was closing, it would be a lost reply that nobody had to lose.
+                return Use(deadline, reuses=False)
+            case Call.IDENTIFY:
+                self._attested_since = now
+                return Use(deadline, opened_since=now)
+            case Call.EXECUTE:
+                # What a command did is not known either once its answer is lost.
+                return Use(deadline, opened_since=now)
+            case _:
+                return Use(deadline, opened_since=self._attested_since)

@@ -42,6 +42,7 @@ def agent(base: str, sandbox_id: str, token: str, version: str, tls_ca: str | No
         answered=_answered,
         meaning=_meaning,
         tls_ca=tls_ca,
+        keeps=False,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import ssl
 import struct
 import tempfile
 import threading
@@ -95,7 +96,10 @@ W = TypeVar("W", bound=World[Any])
 
 
 class Rehearsal(ABC, Generic[W]):
-    """A server with its world, on a port of its own. `asked` is the list of calls, as (call, sandbox)."""
+    """A server with its world, on a port of its own. `asked` is the list of calls, as (call, sandbox).
+
+    `connections` is how many it accepted.
+    """
 
     key: ClassVar[str]
     """The key of the provider that this is a rehearsal of."""
@@ -108,6 +112,7 @@ class Rehearsal(ABC, Generic[W]):
     def __init__(self, world: W, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self.world = world
         self.asked: list[tuple[str, str]] = []
+        self.connections = 0
         self.echoes = False
         """Refuse everything, quoting all that was sent: a server that gives secrets away."""
         self.closing = threading.Event()
@@ -141,6 +146,16 @@ class Rehearsal(ABC, Generic[W]):
         self._thread = threading.Thread(target=self.serve, name="rehearsal")
         self._thread.start()
 
+    def speak_tls(self, context: ssl.SSLContext) -> None:
+        """Serve over TLS from now on, with the certificate of this context."""
+        # The handshake belongs to the thread of its connection, which may take its time.
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
+        self.root = self.root.replace("http://", "https://", 1)
+
+    def hang_up(self) -> None:
+        """End all connections, as a service does with those that are kept alive for too long."""
+        self._server.hang_up()
+
     def close(self) -> None:
         """End serving, and all that runs in the sandboxes."""
         self.closing.set()
@@ -149,6 +164,7 @@ class Rehearsal(ABC, Generic[W]):
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
+        self.hang_up()
         self.world.close()
 
     def answer(self, method: str, target: str, headers: Message, body: bytes) -> tuple[Answer, dict[Kind, Fault]]:
@@ -270,9 +286,25 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, rehearsal: Rehearsal[Any], host: str, port: int) -> None:
         self.rehearsal = rehearsal
+        self._open: set[socket.socket] = set()
         if ":" in host:
             self.address_family = socket.AF_INET6
         super().__init__((host, port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open.add(request)
+        self.rehearsal.connections += 1
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def hang_up(self) -> None:
+        """End the connections, which clients would keep alive."""
+        for connection in tuple(self._open):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def service_actions(self) -> None:
         # Deadlines pass also when nobody asks.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import select
-import shutil
 import socket
 import socketserver
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,39 +17,13 @@ import pytest
 from providers.contract import MARK_INSTALLATION, Command, ErrorKind, Gone, ProviderError, Running
 from providers.docker import DockerProvider
 from providers.docker.schemas import DockerConfig, DockerEndpoint
+from tests.authority import OPENSSL, Authority
 from tests.engine import IMAGE, available, private_engine
 from tests.providers.fake_engine import Answer, fake_engine
 
-OPENSSL = shutil.which("openssl")
 WITHIN = 30.0
 
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
-
-
-class Authority:
-    """A throw-away authority, and the certificates that it signs."""
-
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir()
-        self.directory = directory
-        self.certificate = directory / "ca.pem"
-        self._openssl("req", "-x509", *self._new_key("ca"), "-out", "ca.pem", "-subj", "/CN=authority", "-days", "2")
-
-    def sign(self, name: str) -> tuple[str, str]:
-        """Return the files of a new certificate for this machine, and of its key."""
-        (self.directory / "names").write_text("subjectAltName=IP:127.0.0.1")
-        self._openssl("req", *self._new_key(name), "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        signing = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names"]
-        self._openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signing)
-        return str(self.directory / f"{name}.pem"), str(self.directory / f"{name}.key")
-
-    def _new_key(self, name: str) -> list[str]:
-        curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-        return [*curve, "-nodes", "-keyout", f"{name}.key"]
-
-    def _openssl(self, *arguments: str) -> None:
-        assert OPENSSL is not None
-        subprocess.run([OPENSSL, *arguments], cwd=self.directory, check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")

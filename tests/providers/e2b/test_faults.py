@@ -624,5 +624,5 @@ def test_an_agent_of_old_is_told_a_user(server: Rehearsal) -> None:
         sent: dict[str, str] = {}
         agent = envd.agent(server.url, ABSENT, "token", version, None)
         with agent.conversation(Call.EXECUTE, WITHIN) as conversation:
-            sent.update({str(name): str(value) for name, value in conversation._session.headers.items()})
+            sent.update({str(name): str(value) for name, value in conversation._headers.items()})
         assert sent.get("Authorization") == expected, version
