@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.sessions
 
-Tears sandboxes of a rehearsed Daytona down (identify, look, stop, look: what an attempt does, its adapter its own), once
+Tears sandboxes of a rehearsed Daytona down (identify, look, stop, look: an attempt, which has its own adapter), once
 with connections kept and once with one for each call, turn by turn in one run. Between the two is a relay that takes
 its time (`--round-trip`), as a network does: opening a connection costs two round trips more than using one, for TCP
 and for TLS. Client, relay and server share this process. Needs `openssl`. Prints one JSON object.
