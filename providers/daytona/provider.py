@@ -13,7 +13,7 @@ Proof rests on these facts, each of which has cost somebody a sandbox that ran o
 - What the service does by itself to a stopped sandbox (auto-delete) or to any one (its deadline) would delete what a
   stop is to keep: both are turned off, and seen to be off, before anything is stopped.
 
-What is asked for ends within its bound, over a session of its own, and is never repeated.
+What is asked for ends within its bound, and is never repeated.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Proof rests on these facts:
   exact id; and who the team is, `identify` asks. A kill takes seconds, so such looks count a while apart.
 - Connecting resumes a sandbox and moves its deadline, and so do the service's other conveniences. Only `start` does it.
 
-What is asked for ends within its bound, over a session of its own. Nothing is repeated, but for the one resume that the
+What is asked for ends within its bound. Nothing is repeated, but for the one resume that the
 service itself asks to be repeated without memory.
 """
 
