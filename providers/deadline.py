@@ -11,6 +11,7 @@ deadline; one that is shared by many asks whose call it is (`providers.sessions`
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
 import threading
@@ -174,11 +175,15 @@ class BoundedAdapter(HTTPAdapter):
 
 
 class BoundedConnection(HTTPConnection):
-    """A connection that is opened within the deadline of whoever opens it. `opened` is when, by the monotonic clock."""
+    """A connection that is opened within the deadline of whoever opens it. `opened` is when, by the monotonic clock.
+
+    `idle_seconds` is for how long its server says that it may be idle.
+    """
 
     def __init__(self, *args: Any, deadline: Callable[[], Deadline], unix_socket: str | None, **options: Any) -> None:
         super().__init__(*args, **options)
         self.opened = time.monotonic()
+        self.idle_seconds = math.inf
         self._deadline = deadline
         self._unix_socket = unix_socket
 

@@ -11,6 +11,7 @@ import atexit
 import hashlib
 import math
 import os
+import re
 import secrets
 import ssl
 import threading
@@ -34,7 +35,10 @@ else:
     _Pool = object
 
 IDLE_SECONDS = 15.0
-"""How long an idle connection may be used again. Servers and balancers close theirs after 30 seconds or more."""
+"""How long an idle connection may be used again, where its server does not say that it closes it earlier."""
+_MARGIN = 1.0
+"""Seconds before that at which it counts as closed: a request sent at the last moment arrives after it."""
+_TIMEOUT = re.compile(r"\btimeout\s*=\s*(\d{1,9})\b", re.IGNORECASE)
 AGE_SECONDS = 300.0
 """How long after it was opened a connection may be used again: an address may lead elsewhere by then."""
 MOST_IDLE = 128
@@ -60,6 +64,8 @@ class Use:
         """Connections that wait for the next request of this call."""
         self.taken: set[BoundedConnection] = set()
         """Connections that a request has. Left over at the end are those over which it failed."""
+        self.latest: BoundedConnection | None = None
+        """The connection of the latest answer, as far as it stays open."""
         self._process = os.getpid()
 
     def here(self) -> Use:
@@ -68,6 +74,12 @@ class Use:
             self._process = os.getpid()
             self.drop()
         return self
+
+    def heed(self, response: requests.Response) -> None:
+        """Note what a server says about for how long it keeps the connection that it answered over."""
+        told = _TIMEOUT.search(response.headers.get("Keep-Alive", ""))
+        if told is not None and self.latest is not None:
+            self.latest.idle_seconds = int(told[1]) - _MARGIN
 
     def drop(self) -> None:
         """Close all connections of this call."""
@@ -128,10 +140,13 @@ class Session:
     def request(self, use: Use, method: str, url: str, **options: Any) -> requests.Response:
         """Send one request of a call and read its whole answer; no redirect is followed."""
         before, _current.use = _current.use, use.here()
+        use.latest = None
         try:
-            return self._session.request(
+            response = self._session.request(
                 method, url, allow_redirects=False, timeout=use.deadline.left(), stream=False, **options
             )
+            use.heed(response)
+            return response
         finally:
             _current.use = before
 
@@ -154,7 +169,7 @@ class Session:
         if use is None or place in use.held or not connection.sock:
             connection.close()
         else:
-            use.held[place] = connection
+            use.held[place] = use.latest = connection
         if use is not None:
             use.taken.discard(connection)
 
@@ -202,7 +217,10 @@ class Idle:
         now = time.monotonic()
         with self._lock:
             closing = self._remove(
-                lambda one: now - one.since >= IDLE_SECONDS or now - one.connection.opened >= AGE_SECONDS
+                lambda one: (
+                    now - one.since >= min(IDLE_SECONDS, one.connection.idle_seconds)
+                    or now - one.connection.opened >= AGE_SECONDS
+                )
             )
             fitting = [
                 one

@@ -204,6 +204,17 @@ def test_a_connection_that_was_idle_for_long_or_is_old_is_not_used_again(
     assert len(sessions.idle) == 1  # the first one was closed
 
 
+@pytest.mark.parametrize(("told", "connections"), [("timeout=1", 2), ("max=5, Timeout = 60", 1), ("nonsense", 1)])
+def test_a_connection_is_not_used_for_longer_than_its_server_says(
+    server: Rehearsal, told: str, connections: int
+) -> None:
+    server.will(Fault("list", Kind.ANSWER, status=200, headers={"Keep-Alive": told}))
+    for _ in range(2):
+        with conversation(server, Call.LIST) as asking:
+            asking.ask("GET", "/sandbox")
+    assert server.connections == connections
+
+
 def test_a_server_that_speaks_unasked_is_not_listened_to() -> None:
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
     accepted = []
