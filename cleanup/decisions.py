@@ -46,6 +46,8 @@ class Facts:
     """The provider's own time of the last start that is known of: an older answer is out of date."""
     extending: bool = False
     """A call that moves the provider's deadline may still be on its way, sent before the lease was released."""
+    starting: bool = False
+    """A call of a start that was given up may still be done: what is not running now may run later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,8 @@ def decide(facts: Facts) -> Decision:
 def _gone(facts: Facts, *, stated: bool) -> Decision:
     if stated:
         return Discharge(Evidence.DESTROYED)
+    if facts.starting and not facts.delete_announced:
+        return Wait("starting")
     if not facts.absence_apart:
         return Discharge(Evidence.DESTROYED if facts.delete_announced else Evidence.ABSENT)
     # Where one look is not enough, an accepted delete does not make it more (K-01): what was deleted is merely absent.
@@ -147,6 +151,8 @@ def _stopped(facts: Facts, stopped: Stopped) -> Decision:
     as_of, started = stopped.resource.as_of, facts.started_as_of
     if as_of is not None and started is not None and as_of < started:
         return Wait("out of date")
+    if facts.starting:
+        return Wait("starting")
     if facts.extending:
         return Wait("extending")
     # Found stopped, with a deadline at which the provider would do away with the files: a stop turns it off, and is

@@ -21,7 +21,7 @@ from django.db.models.functions import Coalesce, Now
 
 from cleanup.backoff import PROTECTION
 from cleanup.claims import Claim, fenced, finish_attempt
-from leases import audit, bounds, proof, transitions
+from leases import audit, bounds, proof, reuse, transitions
 from leases.clock import Clock, database_now
 from leases.models import Attempt, Lease, Obligation, Receipt
 from leases.waking import wake
@@ -50,6 +50,8 @@ class Standing:
     """Seconds from that to this reading, and so at most to any look that follows it."""
     extending: bool
     """A call that moves the provider's deadline may be on its way (see `_is_extending`)."""
+    starting: bool
+    """A call of a start that was given up may still be done (`reuse.starts_under_way`)."""
 
 
 def standing(claim: Claim) -> Standing | None:
@@ -141,6 +143,8 @@ def _read(claim: Claim) -> tuple[Lease, Obligation, Standing] | None:
             absent_since=since,
             absent_for=(database_now() - since).total_seconds() if since is not None else None,
             extending=_is_extending(lease),
+            # A lease whose sandbox was never started again has had no start to wait for.
+            starting=lease.epoch > 1 and reuse.starts_under_way(lease.account_id, lease.resource_id).exists(),
         ),
     )
 

@@ -87,9 +87,9 @@ def acquire(  # noqa: PLR0913 - all but two have defaults, and none may be taken
             try:
                 return reuse.resume(operation, provider, config, request, patience=patience)
             except CannotResume as why:
-                reason = why.reason
+                cannot = why
             journalled_at = patience.clock()
-            persistently(lambda: reuse.replace(operation, planned, request, reason))
+            persistently(lambda: reuse.replace(operation, planned, request, cannot))
             operation = planned
         return creating.create(operation, provider, config, request, journalled_at=journalled_at, patience=patience)
     except LeaseError:
@@ -144,7 +144,8 @@ def _journal(planned: Operation, request: Request, patience: Patience) -> tuple[
 
 def _abandon(operation: Operation) -> None:
     try:
-        journal.give_up(operation, "operation.abandoned")
+        # Whoever leaves in the middle of a call knows nothing about its end.
+        journal.give_up(operation, "operation.abandoned", under_way=True)
     except LOST as error:
         # Its recovery is due behind the call's bound in any case.
         log.warning("operation %s could not be given up at once (%s)", operation.pk, type(error).__name__)

@@ -39,6 +39,10 @@ RESUME = 60.0
 """For how long the start of a stopped sandbox is tried (domain 6.1, 11.3); the pauses in between follow."""
 RESUME_FIRST_PAUSE, RESUME_LONGEST_PAUSE = 0.25, 5.0
 
+START_OVER = RESUME + START + CREATE_MARGIN
+"""Seconds after the journal of a start by which no call of it can be under way any more: the last is sent within its
+patience, and bounded."""
+
 SETUP_COMMAND = 300.0
 """The timeout of each set-up command of an acquire."""
 

@@ -106,6 +106,11 @@ def _ask(operation: Operation, provider: AnyProvider, config: Any, patience: Pat
             raise
         lost = error
     try:
+        persistently(lambda: journal.keep_off_recovery(operation, left + bounds.CREATE_MARGIN))
+    except journal.TakenOver:
+        raise lost from None
+    left = until - patience.clock()
+    try:
         return provider.create(operation.name, operation.marks, config, within=left)
     except ProviderError:
         raise lost from None
@@ -124,7 +129,7 @@ def _not_created(operation: Operation, error: ProviderError) -> AcquireFailed | 
                 transitions.refuse_operation(locked)
                 audit.record("operation.refused", locked, company_id=locked.company_id, kind=error.kind.value)
             return AcquireFailed(f"the provider refused to create a sandbox: {error}", code=error.kind.value)
-        journal.give_up(locked, "operation.answer_lost", kind=error.kind.value)
+        journal.give_up(locked, "operation.answer_lost", under_way=True, kind=error.kind.value)
     return AcquireUncertain(
         f"the provider did not say whether a sandbox was created ({error}); what exists will be found and destroyed",
         code=error.kind.value,

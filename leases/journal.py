@@ -212,6 +212,9 @@ def already_attached(operation: Operation, resource_id: str) -> Lease | None:
 def keep_off_recovery(operation: Operation, seconds: float) -> None:
     """Move the recovery behind the next call of this living caller. Raises `TakenOver` where that is too late.
 
+    Asked before each call but the first create: what was stopped or looked for meanwhile is not asked for again, since
+    what came of it may be torn down by now.
+
     Decided under the operation's lock, which a Stop takes too: a start that was stopped is not put off any more.
     """
     with transaction.atomic():
@@ -226,15 +229,26 @@ def keep_off_recovery(operation: Operation, seconds: float) -> None:
             raise TakenOver("its recovery is at work on it")
 
 
-def give_up(operation: Operation, action: str, **details: str) -> None:
+def calls_ended(operation: Operation) -> None:
+    """Note that no call of a locked operation is under way any more; wakes a teardown that waits for it (trigger).
+
+    Only for a caller that had an answer to each of them. One whose reply was lost may still be done, and is over only
+    when its bound is (`bounds.START_OVER`).
+    """
+    Operation.objects.filter(pk=operation.pk, call_ended_at__isnull=True).update(call_ended_at=Now())
+
+
+def give_up(operation: Operation, action: str, *, under_way: bool, **details: str) -> None:
     """Its caller asks the provider for nothing any more, and does not get the sandbox: the recovery looks now.
 
-    Safe to repeat. The run owes the end of the startup.
+    `under_way`: something that it asked for may still be done, since the reply was lost. Safe to repeat. The run owes
+    the end of the startup.
     """
     with transaction.atomic():
         row = locked(operation)
+        if not under_way:
+            calls_ended(row)
         if row.state == Operation.State.PENDING:
-            Operation.objects.filter(pk=row.pk).update(call_ended_at=Now())
             startup.owe(row)
             wake_recovery(row)
         audit.record(action, row, company_id=row.company_id, **details)

@@ -37,9 +37,19 @@ def unproven() -> QuerySet[Obligation]:
 
 
 def paid_since() -> Q:
-    """Whether an obligation that was ended unverified has its proof after all, or its sandbox a new owner."""
+    """Whether an obligation that was ended unverified has its proof after all, or its sandbox a new owner.
+
+    A start's is paid by a receipt of an epoch that began after it was given up.
+    """
     of_epoch = Receipt.objects.filter(lease=OuterRef("lease"), epoch=OuterRef("lease__epoch"))
     destroyed = of_epoch.filter(evidence__in=[Receipt.Evidence.DESTROYED, Receipt.Evidence.ABSENT])
     stop_is_enough = Q(verb__in=[Obligation.Verb.STOP_ONLY, Obligation.Verb.STOP_OR_DELETE])
     found = Q(operation__isnull=False) & ~Q(operation__state=Operation.State.UNVERIFIED)
-    return Q(Exists(destroyed)) | stop_is_enough & Q(Exists(of_epoch)) | found
+    of_source = Receipt.objects.filter(lease=OuterRef("operation__source"))
+    before = Receipt.objects.filter(
+        lease=OuterRef("lease"),
+        epoch__gte=OuterRef("epoch"),
+        confirmed_at__lte=OuterRef(OuterRef("operation__resolved_at")),
+    )
+    after = of_source.filter(~Exists(before), confirmed_at__gt=OuterRef("operation__resolved_at"))
+    return Q(Exists(destroyed)) | stop_is_enough & Q(Exists(of_epoch)) | found | Q(Exists(after))

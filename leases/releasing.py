@@ -74,6 +74,14 @@ def stop(*, company_id: UUID, run_id: UUID | None = None, lease_id: UUID | None 
     """
     if (run_id is None) == (lease_id is None):
         raise LeaseError("name either a run or a lease", code="invalid")
+    reached = _stop(company_id, run_id, lease_id, actor)
+    if not reached and lease_id is not None:
+        # It may have come to be between the look at the leases and the one at the starts; it does that once.
+        reached = _stop(company_id, run_id, lease_id, actor)
+    return reached
+
+
+def _stop(company_id: UUID, run_id: UUID | None, lease_id: UUID | None, actor: str) -> int:
     reached = 0
     operations = Operation.objects.filter(company_id=company_id)
     with transaction.atomic():

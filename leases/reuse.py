@@ -8,11 +8,13 @@ that it cannot be had again leads to a replacement; any other failure keeps the 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
 from leases import audit, bounds, companies, journal, proof, startup, transitions
@@ -28,12 +30,33 @@ from providers.registry import AnyProvider
 MISMATCH = "lease_fingerprint_mismatch"
 
 
+_MAY_BE_DONE = frozenset({ErrorKind.CONNECTION, ErrorKind.TIMEOUT, ErrorKind.SERVER, ErrorKind.PROTOCOL})
+"""Failures of a start after which the provider may do all the same what it was asked for."""
+
+
 class CannotResume(Exception):
     """The provider's explicit word that this sandbox cannot be had again. `reason` is a code of domain 2.3."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
+        self.under_way = False
         super().__init__(reason)
+
+
+@dataclass(slots=True)
+class _Calls:
+    """How many starts were sent that the provider did not refuse: each is done, or may still be."""
+
+    sent: int = 0
+
+    def start(self, provider: AnyProvider, resource_id: str) -> None:
+        self.sent += 1
+        try:
+            provider.start(resource_id, within=bounds.START)
+        except ProviderError as error:
+            if error.kind not in _MAY_BE_DONE:
+                self.sent -= 1
+            raise
 
 
 class Disturbed(Exception):
@@ -74,24 +97,32 @@ def resume(operation: Operation, provider: AnyProvider, config: Any, request: Re
     `CannotResume` (then `replace` it), `ResumeFailed` (it is kept, and nothing was created) and `AcquireRejected` (it
     runs, and its caller may not have it any more; it is being stopped, and kept).
     """
+    calls = _Calls()
     try:
-        resource = _start(operation, provider, patience)
+        resource = _start(operation, provider, patience, calls)
+    except CannotResume as why:
+        why.under_way = calls.sent > 0
+        raise
+    except journal.TakenOver as why:
+        persistently(lambda: journal.give_up(operation, "operation.start_dropped", under_way=calls.sent > 0))
+        raise AcquireRejected(f"the sandbox may not be used again: {why}; it is being stopped, and kept") from why
     except ProviderError as error:
         kind = error.kind.value
-        persistently(lambda: journal.give_up(operation, "operation.start_failed", kind=kind))
+        persistently(lambda: journal.give_up(operation, "operation.start_failed", under_way=calls.sent > 0, kind=kind))
         raise ResumeFailed(
             f"the sandbox to be used again could not be started ({error}); it is kept, and nothing was created",
             code=kind,
         ) from error
     expires_at = _deadline(provider, operation, config)
-    return persistently(lambda: _attach(operation, resource, expires_at, request.actor))
+    under_way = calls.sent > 1  # one of them is what was seen
+    return persistently(lambda: _attach(operation, resource, expires_at, under_way, request.actor))
 
 
-def _start(operation: Operation, provider: AnyProvider, patience: Patience) -> Resource:
-    """Start the stopped sandbox of a journalled operation and return it running. Writes nothing.
+def _start(operation: Operation, provider: AnyProvider, patience: Patience, calls: _Calls) -> Resource:
+    """Start the stopped sandbox of a journalled operation and return it running; `calls` counts what may be done.
 
-    Raises `CannotResume` only on the provider's explicit word, and `ProviderError` otherwise: at once for what will
-    not pass, for the rest when the patience is over.
+    Raises `CannotResume` only on the provider's explicit word, `TakenOver` where it is not this caller's to start any
+    more, and `ProviderError` otherwise: at once for what will not pass, for the rest when the patience is over.
     """
     last: ProviderError = ProviderError(ErrorKind.TIMEOUT, "the sandbox did not start in time")
     missing = asked = False
@@ -106,9 +137,8 @@ def _start(operation: Operation, provider: AnyProvider, patience: Patience) -> R
                 _require_ours(operation, sighting)
                 if isinstance(sighting, Running):
                     return sighting.resource
-                if not isinstance(sighting, Busy) and not patience.is_over:
-                    # Asked again right before sending: a process that was suspended must not start it late.
-                    provider.start(operation.resource_id, within=bounds.START)
+                if not isinstance(sighting, Busy) and _may_start(operation, patience):
+                    calls.start(provider, operation.resource_id)
                     if not asked:
                         asked = True
                         continue  # many are there at once
@@ -124,6 +154,15 @@ def _start(operation: Operation, provider: AnyProvider, patience: Patience) -> R
     raise last
 
 
+def _may_start(operation: Operation, patience: Patience) -> bool:
+    """Return whether a start may be sent now. Raises `TakenOver` where it is not this caller's to send any more.
+
+    The patience is asked last, right before the call: a process that was suspended must not start anything late.
+    """
+    persistently(lambda: journal.keep_off_recovery(operation, bounds.START + bounds.CREATE_MARGIN))
+    return not patience.is_over
+
+
 def _gone(operation: Operation, provider: AnyProvider) -> CannotResume:
     """Return that it is gone, if the recorded account still is who says so (design 6, *Identity before absence*)."""
     if provider.identify(within=bounds.IDENTIFY) != operation.account_identity:
@@ -137,7 +176,7 @@ def _require_ours(operation: Operation, sighting: Sighting) -> None:
         raise CannotResume("identity_mismatch")
 
 
-def replace(operation: Operation, planned: Operation, request: Request, reason: str) -> None:
+def replace(operation: Operation, planned: Operation, request: Request, why: CannotResume) -> None:
     """Give a start up for good and journal the creation in its place, in one transaction. Safe to repeat.
 
     Raises `AcquireRejected` where the caller may not have another sandbox by now; the old one's end is owed all the
@@ -150,10 +189,12 @@ def replace(operation: Operation, planned: Operation, request: Request, reason: 
         run = journal.live_run(operation.run_uuid, operation.company_id)
         source, locked = journal.locked_start(operation)
         problem = journal.why_not(locked, run)
+        if not why.under_way:
+            journal.calls_ended(locked)
         if locked.state == Operation.State.PENDING:
             transitions.refuse_operation(locked)
-            transitions.reopen(source, _demand_for(reason), reason=reason, actor=request.actor)
-            audit.record("lease.replaced", source, company_id=source.company_id, actor=request.actor, reason=reason)
+            transitions.reopen(source, _demand_for(why.reason), reason=why.reason, actor=request.actor)
+            audit.record("lease.replaced", source, company_id=source.company_id, actor=request.actor, reason=why.reason)
         if not problem:
             Operation.objects.filter(pk=locked.pk).update(request_key=None)
             journal.write(planned, due_in=bounds.CREATE + bounds.CREATE_MARGIN, run=run, actor=request.actor)
@@ -171,13 +212,21 @@ def stop_again(operation: Operation, source: Lease, resource: Resource | None, *
     startup.owe(operation)
 
 
-def _attach(operation: Operation, resource: Resource, expires_at: datetime | None, actor: str) -> Lease:
+def _attach(
+    operation: Operation,
+    resource: Resource,
+    expires_at: datetime | None,
+    under_way: bool,  # noqa: FBT001 - private
+    actor: str,
+) -> Lease:
     with transaction.atomic():
         companies.hold(operation.company_id)
         run = journal.live_run(operation.run_uuid, operation.company_id)
         source, locked = journal.locked_start(operation)
         if attached := journal.already_attached(locked, resource.resource_id):
             return attached
+        if not under_way:
+            journal.calls_ended(locked)
         problem = journal.why_not(locked, run)
         if not problem and locked.lease_uuid == source.pk:
             transitions.resume(locked, source, resource, expires_at=expires_at, actor=actor)
@@ -187,14 +236,40 @@ def _attach(operation: Operation, resource: Resource, expires_at: datetime | Non
         if locked.state in (Operation.State.PENDING, Operation.State.UNVERIFIED):
             # Also what an operator had given up: it is seen running, so its stop is owed again.
             stop_again(locked, source, resource, reason="acquire_rejected", actor=actor)
+        else:
+            _stop_what_runs(locked, source, resource, actor)
     raise AcquireRejected(f"the sandbox may not be used again: {problem}; it is being stopped, and kept")
+
+
+def _stop_what_runs(operation: Operation, source: Lease, resource: Resource, actor: str) -> None:
+    """Own the end of a sandbox that was seen running when its start had been settled without its caller. Both locked.
+
+    That its caller is late says nothing about when it was started: so the epoch rises, whatever was proven since
+    (design 4). One that another run uses or starts by now is that run's; one that was given to nobody is stopped.
+    """
+    if operation.state != Operation.State.RESOLVED or operation.lease_id is not None or _is_starting(source):
+        return
+    if source.state == Lease.State.RELEASED:
+        transitions.reopen(source, Demand(Verb.STOP_ONLY), reason="acquire_rejected", actor=actor, started=resource)
+        startup.owe(operation)
+    elif source.state == Lease.State.PENDING_CLEANUP:
+        transitions.sighted_running(source, resource, actor=actor)
 
 
 def calls_are_over(operation: Operation) -> bool:
     """Return whether no call of a start can be under way any more: its caller said so, or its bound is long over."""
-    bound = timedelta(seconds=bounds.RESUME + bounds.START + bounds.CREATE_MARGIN)
-    over = Q(call_ended_at__isnull=False) | Q(created_at__lte=Now() - bound)
-    return Operation.objects.filter(over, pk=operation.pk).exists()
+    return not starts_under_way(operation.account_id, operation.resource_id).filter(pk=operation.pk).exists()
+
+
+def starts_under_way(account_id: UUID, resource_id: str) -> QuerySet[Operation]:
+    """Return the starts of this sandbox of which a call may still be done, whatever became of them since."""
+    return Operation.objects.filter(
+        kind=Operation.Kind.START,
+        account_id=account_id,
+        resource_id=resource_id,
+        call_ended_at__isnull=True,
+        created_at__gt=Now() - timedelta(seconds=bounds.START_OVER),
+    )
 
 
 def _demand_for(reason: str) -> Demand:

@@ -57,9 +57,11 @@ def is_over(run_id: UUID) -> bool:
     for operation in Operation.objects.filter(run_uuid=run_id).exclude(
         state=Operation.State.RESOLVED, lease__isnull=True, source__isnull=True
     ):
-        if operation.state in (Operation.State.PENDING, Operation.State.UNVERIFIED):
+        # Of a start that was given up a later proof of its sandbox is enough; of a creation nobody knows the sandbox.
+        unverified = operation.state == Operation.State.UNVERIFIED
+        if operation.state == Operation.State.PENDING or (unverified and operation.source is None):
             return False
-        if operation.outlived_at is None:
+        if operation.outlived_at is None and not unverified:
             continue
         subject = operation.lease or operation.source
         if subject is None or not (subject.successor_id or proof.is_proven_ended(subject)):

@@ -130,6 +130,22 @@ def reopen(lease: Lease, demand: Demand, *, reason: str, actor: str, started: Re
     return obligation
 
 
+def sighted_running(lease: Lease, resource: Resource, *, actor: str) -> None:
+    """pending_cleanup stays: the sandbox of a locked lease was seen running, by somebody who is not its teardown.
+
+    What was proven or looked for until now is out of date; the teardown looks again.
+    """
+    _require(lease, State.PENDING_CLEANUP)
+    _start(lease, resource)
+    lease.save(update_fields=["epoch", "started_as_of"])
+    owed = Obligation.objects.select_for_update(no_key=True).get(
+        lease=lease, kind=Obligation.Kind.TEARDOWN, closed_at__isnull=True
+    )
+    Obligation.objects.filter(pk=owed.pk).update(absent_since=None)
+    wake(owed.pk)
+    audit.record("lease.sighted_running", lease, company_id=lease.company_id, actor=actor, epoch=lease.epoch)
+
+
 def own_for_teardown(operation: Operation, *, resource_id: str, reason: str, actor: str) -> Lease:
     """None -> pending_cleanup: a locked operation, pending or unverified, gets an owner for its teardown.
 

@@ -157,6 +157,7 @@ def _decide(facts: evidence.Standing, seen: _Seen, context: Context) -> decision
             absent_for=facts.absent_for,
             started_as_of=evidence.later(facts.lease.started_as_of, seen.ran_as_of),
             extending=facts.extending,
+            starting=facts.starting,
         )
     )
 

@@ -77,7 +77,7 @@ class Operation(models.Model):
     looks = models.PositiveIntegerField(default=0, help_text="Look-ups so far that did not find it.")
     created_at = models.DateTimeField(db_default=Now(), editable=False)
     call_ended_at = models.DateTimeField(
-        null=True, blank=True, help_text="When its caller said that it asks the provider for nothing any more."
+        null=True, blank=True, help_text="When it was known that nothing its caller asked for can still be done."
     )
     cancelled_at = models.DateTimeField(null=True, blank=True)
     outlived_at = models.DateTimeField(
@@ -123,6 +123,8 @@ class Operation(models.Model):
         indexes = [
             models.Index(fields=["run_uuid"], condition=Q(state="pending"), name="operation_pending_of_run"),
             models.Index(fields=["-created_at"], name="operation_newest_first"),
+            # What a teardown asks before it believes a stop, and the end of a lease before it is over.
+            models.Index(fields=["account", "resource_id"], condition=~Q(resource_id=""), name="operation_of_sandbox"),
         ]
 
     def __str__(self) -> str:

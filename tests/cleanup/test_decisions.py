@@ -39,6 +39,10 @@ SIGHTINGS = {
     "recoverable in vain": Unknown(BOX, recoverable=True),
     "out of date": Stopped(replace(BOX, as_of=BEFORE)),
     "stopped, to be deleted": Stopped(replace(BOX, expires_at=AFTER)),
+    "stopped while starting": Stopped(BOX),
+    "running while starting": Running(BOX),
+    "gone while starting": Gone(),
+    "destroyed while starting": Gone(stated=True),
     "stopped while extended": Stopped(BOX),
     "running while extended": Running(BOX),
 }
@@ -50,6 +54,10 @@ CIRCUMSTANCES = {
     "not found, again": {"absence_apart": 120.0, "absent_for": 120.0},
     "recoverable in vain": {"recovered_before": decisions.RECOVERIES},
     "out of date": {"started_as_of": SOON},
+    "stopped while starting": {"starting": True},
+    "running while starting": {"starting": True},
+    "gone while starting": {"starting": True},
+    "destroyed while starting": {"starting": True},
     "stopped while extended": {"extending": True},
     "running while extended": {"extending": True},
 }
@@ -106,7 +114,16 @@ def test_it_decides_as_the_table_says(row) -> None:
 
 
 SENT = [None, ACCEPTED, *ErrorKind]
-THE_END = ("stopped", "suspended", "gone", "destroyed", "not found, again", "stopped, to be deleted")
+THE_END = (
+    "stopped",
+    "suspended",
+    "gone",
+    "destroyed",
+    "destroyed while starting",
+    "gone while starting",  # once it was asked to be deleted
+    "not found, again",
+    "stopped, to be deleted",
+)
 
 
 @pytest.mark.parametrize("name", SIGHTINGS)

@@ -1692,6 +1692,46 @@ def _end_the_work(run: Run) -> Writes:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("role", ["origin", "replica"])
+def test_the_end_of_a_starts_calls_wakes_the_teardown_of_its_sandbox_whoever_writes_it(role: str) -> None:
+    """Trigger `start_calls_end_wakes_teardown`."""
+    source, unrelated = factories.stopped(), factories.teardown(due_in=600)
+    begun = factories.start(source, state="resolved", resolved_at=factories.database_now())
+    Lease.objects.filter(pk=source.pk).update(epoch=2)
+    owed = factories.teardown(source, due_in=600)
+    committed()
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET LOCAL session_replication_role = {role}")
+    execute([change(begun, call_ended_at=NOW)])
+    owed.refresh_from_db()
+    unrelated.refresh_from_db()
+    assert (owed.wakes, owed.due_at <= factories.database_now(), unrelated.wakes) == (1, True, 0)
+    execute([change(begun, call_ended_at=NOW)])  # told once
+    owed.refresh_from_db()
+    assert owed.wakes == 1
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("role", ["origin", "replica"])
+def test_the_end_of_a_lease_wakes_the_recovery_that_its_sandbox_kept_waiting_whoever_writes_it(role: str) -> None:
+    """Trigger `lease_end_wakes_conflicting_recovery`."""
+    lease = factories.lease()
+    told = factories.operation(lease.environment, resource_id=lease.resource_id)
+    unrelated = factories.operation(lease.environment)
+    Obligation.objects.filter(operation__in=[told, unrelated]).update(
+        quiet=Obligation.Quiet.IDENTITY_CONFLICT, due_at=None
+    )
+    owed = factories.teardown(lease)
+    receipt(lease)
+    committed()
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET LOCAL session_replication_role = {role}")
+    execute([change(lease, state="expired"), close(owed, closed_as="proven")])
+    rows = [operation.obligations.get() for operation in (told, unrelated)]
+    assert [(row.wakes, row.quiet) for row in rows] == [(1, ""), (0, "identity_conflict")]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("role", ["origin", "replica"])
 @pytest.mark.parametrize(
     "end",
     [
@@ -1915,6 +1955,8 @@ ACTING = {
     "company_reopened_wakes_who_waits": "wakes; test_a_company_that_is_opened_again_wakes_...",
     "activity_end_wakes_teardown": "wakes; test_the_end_of_work_wakes_the_teardown_whoever_writes_it",
     "resource_learned_wakes_recovery": "wakes; tests/scenarios/test_creation.py::test_an_id_that_comes_late_wakes_...",
+    "start_calls_end_wakes_teardown": "wakes; test_the_end_of_a_starts_calls_wakes_the_teardown_...",
+    "lease_end_wakes_conflicting_recovery": "wakes; test_the_end_of_a_lease_wakes_the_recovery_...",
     "operation_end_wakes_startup": "wakes; test_whatever_may_end_a_startup_wakes_it_...",
     "receipt_wakes_startup": "wakes; test_whatever_may_end_a_startup_wakes_it_...",
     "startup_work_end_wakes_startup": "wakes; test_whatever_may_end_a_startup_wakes_it_...",
