@@ -46,5 +46,8 @@ patience, and bounded."""
 SETUP_COMMAND = 300.0
 """The timeout of each set-up command of an acquire."""
 
+WORK_LONGEST = 86_400.0
+"""The longest timeout of one piece of work: past it, work whose worker died keeps its sandbox from nobody any more."""
+
 AD_HOC_DEFAULT, AD_HOC_LONGEST = 3600.0, 86_400.0
 """When a lease without a run is released by itself, and the longest that a caller may ask for."""

@@ -15,10 +15,10 @@ from uuid import UUID
 from django.db import transaction
 from django.db.models.functions import Now
 
-from leases import bounds
+from leases import arguments, bounds
 from leases.calling import open_recorded
 from leases.credentials import SecretUnavailable
-from leases.errors import AdmissionClosed, NotFound, WorkFailed
+from leases.errors import AdmissionClosed, LeaseError, NotFound, WorkFailed
 from leases.models import BridgeActivity, Lease
 from providers.contract import Command, Execution, ProviderError
 from providers.registry import ConfigurationError, ProviderUnavailable
@@ -30,8 +30,8 @@ class Bridge:
     """The way into one lease's sandbox. Holds no connection and no state; all work is admitted piece by piece."""
 
     def __init__(self, lease_id: UUID, company_id: UUID | None = None) -> None:
-        self.lease_id = lease_id
-        self.company_id = company_id
+        self.lease_id = arguments.identity(lease_id, "lease_id")
+        self.company_id = arguments.identity(company_id, "company_id") if company_id is not None else None
 
     def execute(
         self,
@@ -47,8 +47,15 @@ class Bridge:
         Raises `AdmissionClosed` when the lease takes no work (any more), `WorkFailed` when the provider could not run
         it.
         """
-        if isinstance(argv, str | bytes) or not argv:
+        argv = list(argv) if not isinstance(argv, str | bytes) else argv
+        if not arguments.is_argv(argv):
             raise TypeError("argv is the program and its arguments, one string each, such as ['sh', '-c', 'ls']")
+        words = [*(env or {}).keys(), *(env or {}).values(), *([cwd] if cwd is not None else [])]
+        if words and not arguments.is_argv(words):
+            raise TypeError("cwd, and the names and values of env, are text, without NUL")
+        if not isinstance(stdin, bytes):
+            raise TypeError("stdin is bytes")
+        arguments.seconds(timeout, "timeout", longest=bounds.WORK_LONGEST)
         command = Command(tuple(argv), cwd=cwd, env=dict(env or {}), stdin=stdin, timeout=timeout)
         within = timeout + bounds.EXECUTE_OVERHEAD
         lease, activity = self._admit(BridgeActivity.Kind.EXECUTE, within)
@@ -76,6 +83,9 @@ class Bridge:
         The teardown waits for the end of the block, for at most the drain bound. `timeout` in seconds; past it the work
         holds nothing any more. Raises `AdmissionClosed`.
         """
+        arguments.seconds(timeout, "timeout", longest=bounds.WORK_LONGEST)
+        if kind not in BridgeActivity.Kind.values:
+            raise LeaseError(f"kind must be one of {', '.join(BridgeActivity.Kind.values)}", code="invalid")
         _, activity = self._admit(kind, timeout)
         outcome = Outcome.FAILED
         try:

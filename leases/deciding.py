@@ -12,18 +12,18 @@ from uuid import UUID
 
 from django.db import IntegrityError, connection, transaction
 
-from leases import audit, bounds, credentials, transitions
+from leases import arguments, audit, bounds, credentials, transitions
 from leases.calling import open_recorded
 from leases.clock import database_now
 from leases.credentials import SecretUnavailable
 from leases.errors import DecisionRefused, LeaseError, NotFound
 from leases.journal import is_owned
 from leases.models import Installation, Lease, Obligation, Operation, Run
+from leases.planning import MARK_OPERATION
 from leases.retrying import retry_obligations
 from leases.waking import wake
 from providers.contract import (
     MARK_INSTALLATION,
-    MARK_PREFIX,
     Busy,
     ErrorKind,
     Gone,
@@ -38,13 +38,9 @@ from providers.contract import (
 from providers.registry import AnyProvider, ConfigurationError, ProviderUnavailable
 
 Seen = Running | Stopped | Busy | Unknown
-MARK_OPERATION = f"{MARK_PREFIX}operation"
 
 Kind = Obligation.Kind
 ONLY_OWNER = "lease_is_the_only_live_one_of_its_sandbox"
-REASON_LIMIT = 500
-"""Characters of a reason, as the log keeps it."""
-
 SETTLEABLE = (Kind.TEARDOWN, Kind.RECOVER_CREATION, Kind.RECOVER_START, Kind.STARTUP)
 """The kinds that can be settled without proof: those that only proof ends otherwise."""
 
@@ -104,7 +100,8 @@ def adopt(operation_id: UUID, resource_id: str, *, company_id: UUID, actor: str,
     the acquire itself, one makes the lease and the others find it made (each takes that lock, and an operation gets
     one lease, once). Raises `LeaseError` without a reason.
     """
-    _require_reason(reason)
+    arguments.actor(actor)
+    arguments.reason(reason, "a decision")
     found = examine(operation_id, resource_id, company_id=company_id)
     try:
         with transaction.atomic():
@@ -225,7 +222,8 @@ def recheck(
     """
     if (obligation_id is None) == (operation_id is None):
         raise LeaseError("name either an obligation or an operation", code="invalid")
-    _require_reason(reason)
+    arguments.actor(actor)
+    arguments.reason(reason, "a decision")
     row = (
         open_obligation(obligation_id, company_id=company_id)
         if obligation_id is not None
@@ -301,7 +299,8 @@ def settle_unverified(
     `NotFound`, `LeaseError` without a reason, and `DecisionRefused`: closed, held by an attempt (until when is said),
     of a kind that needs no proof, or confirmed with another text.
     """
-    _require_reason(reason)
+    arguments.actor(actor)
+    arguments.reason(reason, "a decision")
     row = open_obligation(obligation_id, company_id=company_id)
     if confirmation.strip() != confirmation_of(row):
         raise DecisionRefused(
@@ -360,10 +359,3 @@ def _wake_startup(run_id: UUID | None) -> None:
         return
     for startup in Obligation.objects.filter(run_id=run_id, kind=Kind.STARTUP, closed_at__isnull=True):
         wake(startup.pk)
-
-
-def _require_reason(reason: str) -> None:
-    if not reason.strip():
-        raise LeaseError("a decision needs a reason", code="invalid")
-    if len(reason) > REASON_LIMIT:
-        raise LeaseError(f"a reason has at most {REASON_LIMIT} characters", code="invalid")

@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
-from leases import bounds
+from leases import arguments, bounds
 from leases.clock import database_now
 from leases.errors import AcquireRefused
 from leases.models import Environment, Installation, Lease, Operation, Run
 from leases.models.environments import Policy
 from providers.contract import MARK_INSTALLATION, MARK_PREFIX
 from providers.registry import AnyProvider, ProviderUnavailable, load
+
+MARK_OPERATION = f"{MARK_PREFIX}operation"
+"""Which creation a sandbox is of."""
 
 _SCOPE_LIMIT = 200
 _KEY_LIMIT = 200
@@ -45,23 +48,22 @@ class Request:
     def __post_init__(self) -> None:
         for name in ("environment_id", "company_id", "run_id"):
             value = getattr(self, name)
-            if value is not None and not isinstance(value, UUID):
-                object.__setattr__(self, name, UUID(value))
-        if self.key is not None and not (0 < len(self.key) <= _KEY_LIMIT and self.key.isprintable()):
+            if value is not None or name != "run_id":
+                object.__setattr__(self, name, arguments.identity(value, name, error=AcquireRefused))
+        arguments.actor(self.actor, error=AcquireRefused)
+        key: object = self.key
+        if key is not None and not (isinstance(key, str) and 0 < len(key) <= _KEY_LIMIT and key.isprintable()):
             raise AcquireRefused(f"a request key is 1 to {_KEY_LIMIT} printable characters", code="invalid")
         for name in ("workspace", "agent"):
-            if not getattr(self, name).isprintable():
-                raise AcquireRefused(f"{name} must be printable", code="invalid")
-        for argv in self.setup:
-            if isinstance(argv, str | bytes) or not argv or not all(isinstance(word, str) for word in argv):
-                raise AcquireRefused(
-                    "each set-up command is a program and its arguments, one text each", code="invalid"
-                )
+            value = getattr(self, name)
+            if not (isinstance(value, str) and value.isprintable()):
+                raise AcquireRefused(f"{name} must be printable text", code="invalid")
+        if not isinstance(self.setup, list | tuple) or not all(arguments.is_argv(argv) for argv in self.setup):
+            raise AcquireRefused("each set-up command is a program and its arguments, one text each", code="invalid")
         if self.ends_in is not None:
             if self.run_id is not None:
                 raise AcquireRefused("only a lease without a run ends at a time of its own", code="invalid")
-            if not 0 < self.ends_in <= bounds.AD_HOC_LONGEST:
-                raise AcquireRefused(f"an ad-hoc lease ends in at most {bounds.AD_HOC_LONGEST:.0f} s", code="invalid")
+            arguments.seconds(self.ends_in, "ends_in", longest=bounds.AD_HOC_LONGEST, error=AcquireRefused)
 
 
 def adapter(key: str) -> type[AnyProvider]:
@@ -81,7 +83,7 @@ def creation(environment: Environment, request: Request) -> Operation:
         f"{MARK_PREFIX}company": str(environment.company_id),
         f"{MARK_PREFIX}environment": str(environment.pk),
         f"{MARK_PREFIX}lease": str(lease_id),
-        f"{MARK_PREFIX}operation": str(operation_id),
+        MARK_OPERATION: str(operation_id),
     }
     if request.run_id is not None:
         marks[f"{MARK_PREFIX}run"] = str(request.run_id)

@@ -14,7 +14,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
-from leases import audit, journal, startup, transitions
+from leases import arguments, audit, journal, startup, transitions
 from leases.clock import database_now
 from leases.demands import Demand, Verb, verb_of_policy
 from leases.errors import LeaseError, NotFound
@@ -39,6 +39,9 @@ def release(
     says that it was. Releasing again merges the new demand into the open one, and changes nothing on a settled lease.
     Raises `NotFound`.
     """
+    lease_id = arguments.identity(lease_id, "lease_id")
+    company_id = arguments.identity(company_id, "company_id") if company_id is not None else None
+    arguments.actor(actor)
     if outcome not in Lease.Outcome.values:
         raise LeaseError(f"outcome must be one of {', '.join(Lease.Outcome.values)}", code="invalid")
     with transaction.atomic():
@@ -74,6 +77,10 @@ def stop(*, company_id: UUID, run_id: UUID | None = None, lease_id: UUID | None 
     """
     if (run_id is None) == (lease_id is None):
         raise LeaseError("name either a run or a lease", code="invalid")
+    company_id = arguments.identity(company_id, "company_id")
+    run_id = arguments.identity(run_id, "run_id") if run_id is not None else None
+    lease_id = arguments.identity(lease_id, "lease_id") if lease_id is not None else None
+    arguments.actor(actor)
     reached = _stop(company_id, run_id, lease_id, actor)
     if not reached and lease_id is not None:
         # It may have come to be between the look at the leases and the one at the starts; it does that once.

@@ -12,7 +12,7 @@ from uuid import UUID
 from django.db import transaction
 from django.db.models import F, Q, QuerySet
 
-from leases import audit
+from leases import arguments, audit
 from leases.errors import LeaseError, NotFound
 from leases.models import Lease, Obligation, ProviderAccount, Run
 from leases.waking import wake
@@ -30,6 +30,11 @@ def retry(
     """
     if (run_id is None) == (lease_id is None):
         raise LeaseError("name either a run or a lease", code="invalid")
+    company_id = arguments.identity(company_id, "company_id")
+    run_id = arguments.identity(run_id, "run_id") if run_id is not None else None
+    lease_id = arguments.identity(lease_id, "lease_id") if lease_id is not None else None
+    arguments.actor(actor)
+    arguments.reason(reason, "a retry")
     owed = Obligation.objects.filter(company_id=company_id, closed_at__isnull=True)
     if run_id is not None:
         if not Run.objects.filter(pk=run_id, company_id=company_id).exists():
@@ -47,8 +52,8 @@ def retry_obligations(ids: Iterable[int], *, actor: str, reason: str) -> int:
 
     Returns how many were asked for. Raises `LeaseError` when no reason is given.
     """
-    if not reason.strip():
-        raise LeaseError("a retry needs a reason", code="invalid")
+    arguments.actor(actor)
+    arguments.reason(reason, "a retry")
     owed = Obligation.objects.filter(pk__in=list(ids), closed_at__isnull=True).select_related("account")
     startups = Q(kind=Obligation.Kind.STARTUP)
     # Startups in a transaction of their own: the end of a teardown or a recovery wakes its run's, in either order.

@@ -27,7 +27,8 @@ from leases import audit, bounds, companies, transitions
 from leases.credentials import CredentialUnusable
 from leases.journal import is_owned, save_resource_id
 from leases.models import Obligation, Operation
-from providers.contract import MARK_INSTALLATION, MARK_PREFIX, ErrorKind, ProviderError, Resource, usable
+from leases.planning import MARK_OPERATION
+from providers.contract import MARK_INSTALLATION, ErrorKind, ProviderError, Resource, usable
 from providers.registry import ConfigurationError, ProviderUnavailable, load
 
 Quiet = Obligation.Quiet
@@ -109,9 +110,7 @@ def _not_found(operation: Operation) -> Outcome:
 
 
 def _is_ours(found: Resource, operation: Operation, installation: str) -> bool:
-    return found.marks.get(MARK_INSTALLATION) == installation and found.marks.get(f"{MARK_PREFIX}operation") == str(
-        operation.pk
-    )
+    return found.marks.get(MARK_INSTALLATION) == installation and found.marks.get(MARK_OPERATION) == str(operation.pk)
 
 
 def _still(operation: Operation, outcome: NeedsOperator) -> Callable[[], bool]:

@@ -18,7 +18,8 @@ from cleanup.claims import Claim
 from cleanup.decisions import ACCEPTED, Facts, Sent, decide, is_about_the_account
 from cleanup.work import Call, Context, Done, Draining, Failed, InTransition, NeedsOperator, NotSeen, Outcome, identify
 from leases import bounds
-from leases.models import Lease
+from leases.models import Lease, Operation
+from leases.planning import MARK_OPERATION
 from providers.contract import (
     MARK_INSTALLATION,
     ErrorKind,
@@ -39,6 +40,8 @@ class _Seen:
     """What this attempt learned by itself."""
 
     absence_apart: float
+    creation: str = ""
+    """The creation whose mark the sandbox must carry, where it is known."""
     sighting: Sighting | None = None
     stop: Sent = None
     delete: Sent = None
@@ -61,7 +64,8 @@ def teardown(claim: Claim, context: Context) -> Generator[Call, Any, Outcome]:
     lease = facts.lease
     provider = yield from context.open_recorded(lease)
     capabilities = provider.capabilities
-    seen = _Seen(capabilities.absence_apart)
+    creation = _creation_of(lease)
+    seen = _Seen(capabilities.absence_apart, creation)
     if (yield identify(provider)) != lease.account_identity:
         return _OTHER_ACCOUNT
 
@@ -70,7 +74,7 @@ def teardown(claim: Claim, context: Context) -> Generator[Call, Any, Outcome]:
             if not seen.ran:
                 return Done(proven=evidence.settle_by_receipt(claim, facts.receipt))
             # Another attempt's answer arrived, and this one saw the sandbox running: a fresh look tells which was last.
-            seen = _Seen(capabilities.absence_apart)
+            seen = _Seen(capabilities.absence_apart, creation)
             yield from _look(claim, provider, facts, seen)
             if seen.ran:
                 facts = evidence.standing(claim)
@@ -147,7 +151,7 @@ def _decide(facts: evidence.Standing, seen: _Seen, context: Context) -> decision
             verb=facts.verb,
             drain_until=facts.drain_until,
             sighting=seen.sighting,
-            foreign=_is_foreign(seen.sighting, context.installation),
+            foreign=_is_foreign(seen.sighting, context.installation, seen.creation),
             stop=seen.stop,
             delete=seen.delete,
             recover=seen.recover,
@@ -190,12 +194,22 @@ def _about(lease: Lease, answer: Any) -> Sighting:
     return answer
 
 
-def _is_foreign(sighting: Sighting | None, installation: str) -> bool:
+def _creation_of(lease: Lease) -> str:
+    """Return the mark of its creation that the sandbox carries: whatever took it over since recorded the same marks."""
+    marks = Operation.objects.filter(lease=lease).values_list("marks", flat=True).first()
+    return str((marks or {}).get(MARK_OPERATION, ""))
+
+
+def _is_foreign(sighting: Sighting | None, installation: str, creation: str = "") -> bool:
+    """Return whether it is not ours, or not what this lease is about but another creation's of ours."""
     if sighting is None or isinstance(sighting, Gone):
         return False
     if isinstance(sighting, Unknown) and not sighting.resource.name:
         return False  # the provider did not describe it: that says nothing about whose it is
-    return sighting.resource.marks.get(MARK_INSTALLATION) != installation
+    marks = sighting.resource.marks
+    if marks.get(MARK_INSTALLATION) != installation:
+        return True
+    return bool(creation) and marks.get(MARK_OPERATION, creation) != creation
 
 
 def _change(call: Call, seen: _Seen) -> Generator[Call, Any, Sent]:

@@ -22,7 +22,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.views import View
 
-from leases import bounds, deciding
+from leases import arguments, bounds, deciding
 from leases.admin import retry
 from leases.clock import database_now
 from leases.errors import LeaseError, NotFound
@@ -41,9 +41,9 @@ class Choice:
 
 class ReasonForm(forms.Form):
     reason = forms.CharField(
-        max_length=deciding.REASON_LIMIT,
+        max_length=arguments.REASON_LIMIT,
         widget=forms.Textarea(attrs={"rows": 3, "cols": 60, "class": "vLargeTextField"}),
-        help_text=f"Goes into the log under your name. At most {deciding.REASON_LIMIT} characters.",
+        help_text=f"Goes into the log under your name. At most {arguments.REASON_LIMIT} characters.",
     )
 
 

@@ -115,6 +115,7 @@ def _is_over(run: Run) -> None:
 
 
 BEGIN, SAVE, ATTACH = "commit journal.begin", "commit journal.save_resource_id", "commit creating._attach"
+STILL_MINE = "commit journal.keep_off_recovery"
 
 PATHS: dict[Callable[[Rehearsal], Act], tuple[str, ...]] = {
     creates: (
@@ -130,11 +131,11 @@ PATHS: dict[Callable[[Rehearsal], Act], tuple[str, ...]] = {
         *("commit creating._set_up", "write creating._set_up", "commit creating._give_back"),
     ),
     is_rejected: ("write acquisition.attest", BEGIN, SAVE, ATTACH),
-    resumes: (BEGIN, "commit reuse._attach"),
-    succeeds: (BEGIN, "commit reuse._attach"),
-    cannot_be_started: (BEGIN, "commit journal.give_up"),
-    may_not_be_resumed: (BEGIN, "commit reuse._attach"),
-    is_replaced: (BEGIN, "commit reuse.replace", SAVE, ATTACH),
+    resumes: (BEGIN, STILL_MINE, "commit reuse._attach"),
+    succeeds: (BEGIN, STILL_MINE, "commit reuse._attach"),
+    cannot_be_started: (BEGIN, STILL_MINE, "commit journal.give_up"),
+    may_not_be_resumed: (BEGIN, STILL_MINE, "commit reuse._attach"),
+    is_replaced: (BEGIN, STILL_MINE, "commit reuse.replace", SAVE, ATTACH),
 }
 """The commits of each path, and the writes outside a transaction, in order."""
 

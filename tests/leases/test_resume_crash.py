@@ -172,6 +172,7 @@ STEPS: tuple[tuple[str, Outcome, Outcome], ...] = (
     ("call identify", nothing, nothing),
     ("commit journal.begin", nothing, withdrawn),
     ("call inspect", withdrawn, withdrawn),
+    ("commit journal.keep_off_recovery", withdrawn, withdrawn),
     ("call start", withdrawn, stopped_again),
     ("launch of its processes", withdrawn, stopped_again),  # inside the start: half of it done, and all but the answer
     ("call inspect (2)", stopped_again, stopped_again),
@@ -407,8 +408,8 @@ def kept_at_daytona(base: Path, forks: Processes, **options: Any) -> AbstractCon
 
 
 WHILE_IT_STARTS = (
-    *("call identify", "commit journal.begin", "call inspect", "call start", "POST start"),
-    *("call extend", "POST 60", "commit reuse._attach", "reply"),
+    *("call identify", "commit journal.begin", "call inspect", "commit journal.keep_off_recovery"),
+    *("call start", "POST start", "call extend", "POST 60", "commit reuse._attach", "reply"),
 )
 """Every step, each once: it is looked at until it runs, and then has the service's own deadline again."""
 

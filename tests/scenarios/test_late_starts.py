@@ -6,6 +6,7 @@ Each of these once left a sandbox running that nobody owed anything about, or a 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from cleanup.engine import Engine
 from leases import deciding, proof, startup
 from leases.errors import AcquireRejected, LeaseError, ResumeFailed
 from leases.models import Lease, Obligation, Operation, Run
+from leases.planning import MARK_OPERATION
 from providers.contract import ErrorKind, ProviderError
 from tests import factories
 from tests.concurrency import Background, Gate, elsewhere
@@ -292,8 +294,6 @@ def test_a_stop_reaches_a_lease_that_is_attached_at_that_moment(
 
 def test_a_create_is_not_repeated_once_it_was_stopped(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sandbox was found and destroyed: the same request again would make another, under a name nobody looks for."""
-    from dataclasses import replace
-
     monkeypatch.setattr(
         RehearsalProvider, "capabilities", replace(RehearsalProvider.capabilities, idempotent_create=True)
     )
@@ -313,6 +313,38 @@ def test_a_create_is_not_repeated_once_it_was_stopped(rehearsal: Rehearsal, monk
     created.open()
     acquiring.result()
     assert (rehearsal.world.count("create"), rehearsal.world.boxes) == (1, {})
+
+
+# What answers to the id is another creation's of ours
+
+
+def _becomes_another_creations(rehearsal: Rehearsal, lease: Lease) -> None:
+    box = rehearsal.world.of(lease.resource_id)
+    box.resource = replace(box.resource, marks=dict(box.resource.marks) | {MARK_OPERATION: "another"})
+
+
+def test_what_carries_the_mark_of_another_creation_is_not_destroyed_in_its_place(rehearsal: Rehearsal) -> None:
+    """It may be what another run is just starting: a person decides whose it is."""
+    lease = kept(rehearsal)
+    _becomes_another_creations(rehearsal, lease)
+    assert acquire(rehearsal, another_run(rehearsal)).resource_id != lease.resource_id
+    assert sweep(rehearsal) == {"quieted": 1}
+    assert (owed(lease).quiet, lease.resource_id in rehearsal.world.boxes) == ("foreign_marks", True)
+
+
+def test_nor_is_it_stopped_by_a_teardown_or_the_recovery_of_a_start(rehearsal: Rehearsal) -> None:
+    source = kept(rehearsal, another_run(rehearsal))
+    started = factories.start(source, account_identity=rehearsal.world.identity, due_in=0)
+    lease = leases.release(acquire(rehearsal, rehearsal.run).pk)
+    created = Operation.objects.get(kind="create", lease=source)
+    Operation.objects.filter(pk=started.pk).update(marks=created.marks)
+    for one in (lease, source):
+        _becomes_another_creations(rehearsal, one)
+        rehearsal.world.of(one.resource_id).state = "running"
+    before = rehearsal.world.count("stop")
+    assert sweep(rehearsal) == {"quieted": 2}
+    assert (owed(lease).quiet, owed(started).quiet) == ("foreign_marks", "foreign_marks")
+    assert rehearsal.world.count("stop") == before
 
 
 # What a person was asked about is over
