@@ -233,7 +233,8 @@ def _attach(
             return source
         if not problem:
             return transitions.succeed(locked, source, resource, expires_at=expires_at, actor=actor)
-        if locked.state in (Operation.State.PENDING, Operation.State.UNVERIFIED):
+        given_up = locked.state == Operation.State.UNVERIFIED and source.state == Lease.State.RELEASED
+        if locked.state == Operation.State.PENDING or given_up:
             # Also what an operator had given up: it is seen running, so its stop is owed again.
             stop_again(locked, source, resource, reason="acquire_rejected", actor=actor)
         else:
@@ -247,7 +248,7 @@ def _stop_what_runs(operation: Operation, source: Lease, resource: Resource, act
     That its caller is late says nothing about when it was started: so the epoch rises, whatever was proven since
     (design 4). One that another run uses or starts by now is that run's; one that was given to nobody is stopped.
     """
-    if operation.state != Operation.State.RESOLVED or operation.lease_id is not None or _is_starting(source):
+    if operation.state == Operation.State.ATTACHED or operation.lease_id is not None or _is_starting(source):
         return
     if source.state == Lease.State.RELEASED:
         transitions.reopen(source, Demand(Verb.STOP_ONLY), reason="acquire_rejected", actor=actor, started=resource)

@@ -203,6 +203,36 @@ def test_it_is_left_alone_while_another_run_has_it(rehearsal: Rehearsal) -> None
     assert not Obligation.objects.filter(closed_at__isnull=True, lease__isnull=False).exists()
 
 
+def test_what_an_operator_gave_up_and_is_torn_down_by_now_may_still_be_seen_running(rehearsal: Rehearsal) -> None:
+    """Its teardown is owed already, for another reason: the sighting takes its proof away, and owes nothing twice."""
+    lease, run, starting = kept(rehearsal), another_run(rehearsal), Gate()
+    rehearsal.world.hooks["start"] = starting
+    acquiring = Background(refused(lambda: acquire(rehearsal, run)))
+    starting.wait()
+    deciding.settle_unverified(
+        owed(start_of(lease)).pk,
+        confirmation=lease.resource_id,
+        company_id=rehearsal.company.pk,
+        actor="operator",
+        reason="it hangs",
+    )
+    rehearsal.environment.config = {"size": 2}
+    rehearsal.environment.save()
+    acquire(rehearsal, another_run(rehearsal))  # what fits no more owes its destruction
+    lease.refresh_from_db()
+    assert (lease.state, lease.epoch, owed(lease).verb) == ("pending_cleanup", 2, "delete")
+    starting.open()
+    assert "it is being stopped" in acquiring.result()
+    lease.refresh_from_db()
+    assert (lease.state, lease.epoch, lease.obligations.filter(closed_at__isnull=True).count()) == (
+        "pending_cleanup",
+        3,
+        1,
+    )
+    sweep(rehearsal)
+    assert (state(lease), lease.resource_id in rehearsal.world.boxes, proof.unproven().count()) == ("expired", False, 0)
+
+
 # The run whose startup it was is not the run whose lease it is
 
 
