@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from django.db import InterfaceError, OperationalError, connection
+from psycopg.errors import DeadlockDetected
 
 log = logging.getLogger(__name__)
 
@@ -41,3 +42,19 @@ def persistently(work: Callable[[], T], *, patience: float = PATIENCE) -> T:
             connection.close()
             time.sleep(pause)
             pause = min(_LONGEST_PAUSE, pause * 2)
+
+
+def despite_deadlocks(work: Callable[[], T], *, times: int = 3) -> T:
+    """Do `work`, again where the database chose it as a deadlock's victim: nothing of it was written then.
+
+    The order of locks leaves none among ourselves (`docs/model.md`); other hands lock rows too, a script or `psql`.
+    Inside a caller's transaction there is nothing to repeat. Raises the last error after so many `times`.
+    """
+    for left in reversed(range(times)):
+        try:
+            return work()
+        except OperationalError as error:
+            if not left or connection.in_atomic_block or not isinstance(error.__cause__, DeadlockDetected):
+                raise
+            log.warning("a deadlock was broken at our cost; trying again")
+    raise AssertionError("unreachable")

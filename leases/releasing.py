@@ -16,6 +16,7 @@ from django.db.models.functions import Now
 
 from leases import arguments, audit, journal, startup, transitions
 from leases.clock import database_now
+from leases.connections import despite_deadlocks
 from leases.demands import Demand, Verb, verb_of_policy
 from leases.errors import LeaseError, NotFound
 from leases.models import Lease, Obligation, Operation, Run
@@ -81,10 +82,14 @@ def stop(*, company_id: UUID, run_id: UUID | None = None, lease_id: UUID | None 
     run_id = arguments.identity(run_id, "run_id") if run_id is not None else None
     lease_id = arguments.identity(lease_id, "lease_id") if lease_id is not None else None
     arguments.actor(actor)
-    reached = _stop(company_id, run_id, lease_id, actor)
+
+    def stop_now() -> int:
+        return _stop(company_id, run_id, lease_id, actor)
+
+    reached = despite_deadlocks(stop_now)
     if not reached and lease_id is not None:
         # It may have come to be between the look at the leases and the one at the starts; it does that once.
-        reached = _stop(company_id, run_id, lease_id, actor)
+        reached = despite_deadlocks(stop_now)
     return reached
 
 

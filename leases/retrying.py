@@ -13,6 +13,7 @@ from django.db import transaction
 from django.db.models import F, Q, QuerySet
 
 from leases import arguments, audit
+from leases.connections import despite_deadlocks
 from leases.errors import LeaseError, NotFound
 from leases.models import Lease, Obligation, ProviderAccount, Run
 from leases.waking import wake
@@ -57,7 +58,10 @@ def retry_obligations(ids: Iterable[int], *, actor: str, reason: str) -> int:
     owed = Obligation.objects.filter(pk__in=list(ids), closed_at__isnull=True).select_related("account")
     startups = Q(kind=Obligation.Kind.STARTUP)
     # Startups in a transaction of their own: the end of a teardown or a recovery wakes its run's, in either order.
-    return _ask(owed.filter(~startups), actor, reason) + _ask(owed.filter(startups), actor, reason)
+    return sum(
+        despite_deadlocks(lambda some=some: _ask(owed.filter(some), actor, reason))  # type: ignore[misc]
+        for some in (~startups, startups)
+    )
 
 
 def _ask(owed: QuerySet[Obligation], actor: str, reason: str) -> int:
