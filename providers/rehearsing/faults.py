@@ -7,7 +7,7 @@ of them. Faults of one request add up: a delay and an answer, say.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -57,6 +57,49 @@ class Fault:
     effect: bool = False
     seconds: float = 1.0
     recoverable: bool = False
+
+    @classmethod
+    def asked_for(cls, asked: Mapping[str, object], calls: Collection[str]) -> Fault:
+        """Return the fault that a request describes, for one of `calls` or for `*`.
+
+        Raises `ValueError` with a sentence for whoever scripts it: a fault that is misspelt would wait for ever.
+        """
+        choices = {"call": ["*", *sorted(set(calls))], "kind": [kind.value for kind in Kind]}
+        for name, allowed in choices.items():
+            if asked.get(name) not in allowed:
+                raise ValueError(f"{name}: {asked.get(name)!r} is none of {', '.join(allowed)}")
+        for name, value in asked.items():
+            if name not in choices and name not in _FITS:
+                raise ValueError(f"{name}: is nothing that a fault has; it may have {', '.join([*choices, *_FITS])}")
+            if name in _FITS and not _FITS[name][1](value):
+                raise ValueError(f"{name}: must be {_FITS[name][0]}")
+        return cls(**{**asked, "kind": Kind(asked["kind"])})  # type: ignore[arg-type]  # looked at above
+
+
+def _number(least: float, most: float, *types: type) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, types) and not isinstance(value, bool) and least <= value <= most  # type: ignore[operator]
+
+
+def _one(*types: type) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, types)
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+
+
+_FITS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
+    "times": ("a whole number, 1 or more", _number(1, float("inf"), int)),
+    "sandbox": ("a text or null", _one(str, type(None))),
+    "status": ("a whole number from 200 to 599", _number(200, 599, int)),
+    "message": ("a text", _one(str)),
+    "headers": ("an object of texts", _texts),
+    "details": ("an object", _one(dict)),
+    "effect": ("true or false", _one(bool)),
+    "seconds": ("a number from 0 to 86400", _number(0, 86400, int, float)),
+    "recoverable": ("true or false", _one(bool)),
+}
+"""What a request may say of a fault beside `call` and `kind`: how it must be, and whether it is."""
 
 
 class Script:

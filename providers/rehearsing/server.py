@@ -227,10 +227,9 @@ def running(rehearsal: type[R], **options: Any) -> Iterator[R]:
 
 
 def _add_fault(server: Rehearsal[Any], request: Request) -> Answer:
-    asked = request.json
     try:
-        fault = Fault(**{**asked, "kind": Kind(asked.get("kind", ""))})
-    except (TypeError, ValueError) as error:
+        fault = Fault.asked_for(request.json, [call for _, _, call, _ in server.routes])
+    except ValueError as error:
         raise Refused(400, str(error)) from None
     server.will(fault)
     return in_json({}, 201)

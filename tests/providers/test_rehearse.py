@@ -159,6 +159,25 @@ def test_faults_keys_and_a_look_at_the_sandboxes_are_had_over_http() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ({"call": "kill", "kind": "lost"}, "call: 'kill' is none of *, archive, "),
+        ({"call": "stop", "kind": "loss"}, "kind: 'loss' is none of answer, "),
+        ({"call": "stop", "kind": "lost", "tmes": 2}, "tmes: is nothing that a fault has"),
+        ({"call": "stop", "kind": "lost", "times": 0}, "times: must be a whole number, 1 or more"),
+        ({"call": "stop", "kind": "answer", "status": "teapot"}, "status: must be a whole number from 200 to 599"),
+        ({"kind": "lost"}, "call: None is none of *, "),
+    ],
+)
+def test_a_misspelt_fault_is_refused_and_does_not_wait(fault: dict[str, object], sentence: str) -> None:
+    with rehearsing() as facts:
+        root = facts["url"].removesuffix("/api")
+        answer = requests.post(f"{root}/rehearsal/faults", json=fault, timeout=10)
+        assert (answer.status_code, sentence in answer.json()["message"]) == (400, True), answer.text
+        assert requests.get(f"{root}/rehearsal/faults", timeout=10).json() == []
+
+
+@pytest.mark.parametrize(
     ("options", "sentence"),
     [
         (("acme",), "invalid choice: 'acme'"),
@@ -166,6 +185,10 @@ def test_faults_keys_and_a_look_at_the_sandboxes_are_had_over_http() -> None:
         (("daytona", "--quota", "none"), "--quota"),
         (("daytona", "--state", "{state}"), "cannot be read as a world"),
         (("daytona", "--port", "{port}"), "cannot serve at 127.0.0.1"),
+        (("daytona", "--port", "65536"), "'65536' is not a port, 0 to 65535"),
+        (("daytona", "--cache", "soon"), "'soon' is not a number of seconds"),
+        (("daytona", "--quota", "-1"), "'-1' is not a number of sandboxes"),
+        (("e2b", "--key", "a b"), "a key is printable ASCII without spaces"),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_a_sentence(

@@ -9,7 +9,7 @@ import json
 import secrets
 import signal
 import tempfile
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +19,8 @@ from django.core.management.base import BaseCommand, CommandError
 
 from providers.rehearsing import rehearsal, rehearsals
 
+_HIGHEST_PORT = 65535
+
 
 class Command(BaseCommand):
     help = "Serve a provider's API from memory until Ctrl-C. It isolates nothing: commands run as you."
@@ -27,13 +29,13 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("provider", choices=rehearsals())
         parser.add_argument("--host", default="127.0.0.1", help="who reaches this address runs commands here")
-        parser.add_argument("--port", type=int, default=0, help="0, the default: any that is free")
-        parser.add_argument("--key", help="API key to let in; one is made up otherwise")
+        parser.add_argument("--port", type=_port, default=0, help="0, the default: any that is free")
+        parser.add_argument("--key", type=_key, help="API key to let in; one is made up otherwise")
         parser.add_argument("--account", help="the provider's id of the key's account; one is made up otherwise")
         parser.add_argument("--transition", type=_seconds, default=1.0, help="seconds that each transition takes")
         parser.add_argument("--cache", type=_seconds, default=2.0, help="seconds that a read may be old")
         parser.add_argument("--index-lag", type=_seconds, default=2.0, help="seconds that lists are behind")
-        parser.add_argument("--quota", type=int, help="how many sandboxes an account may have")
+        parser.add_argument("--quota", type=_quota, help="how many sandboxes an account may have")
         parser.add_argument("--state", type=Path, help="file to keep the world in, from one start to the next")
         parser.add_argument("--json", action="store_true", help="print address and key as one JSON object")
 
@@ -77,10 +79,31 @@ class Command(BaseCommand):
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
     if not 0 <= seconds < float("inf"):
-        raise ValueError(text)
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
     return seconds
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > _HIGHEST_PORT:
+        raise ArgumentTypeError(f"{text!r} is not a port, 0 to {_HIGHEST_PORT}")
+    return int(text)
+
+
+def _quota(text: str) -> int:
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"{text!r} is not a number of sandboxes, 0 or more")
+    return int(text)
+
+
+def _key(text: str) -> str:
+    if not text or not (text.isascii() and text.isprintable() and " " not in text):
+        raise ArgumentTypeError("a key is printable ASCII without spaces: it travels in a header")
+    return text
 
 
 def _interrupt(*_: object) -> None:

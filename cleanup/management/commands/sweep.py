@@ -10,21 +10,15 @@ from argparse import ArgumentParser
 from typing import Any
 from uuid import UUID
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand
 from django.db.models import QuerySet
 from tqdm import tqdm
 
 from cleanup.claims import Selection
 from cleanup.engine import Engine, Tally, accounts_with_due_work, due
+from cleanup.management.decision import Wrong
 from leases.models import Company, Lease, Obligation
 from providers import registry
-
-
-class _Wrong(CommandError):
-    """A wrong argument: exit status 2, as argparse gives, so that 1 says only that something is owed."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, returncode=2)
 
 
 class Command(BaseCommand):
@@ -76,15 +70,15 @@ class Command(BaseCommand):
     def _selection(self, options: dict[str, Any]) -> Selection:
         for kind in options["kind"]:
             if kind not in Obligation.Kind.values:
-                raise _Wrong(f"--kind: {kind!r} is none of {', '.join(Obligation.Kind.values)}")
+                raise Wrong(f"--kind: {kind!r} is none of {', '.join(Obligation.Kind.values)}")
         if options["provider"] and options["provider"] not in registry.known():
-            raise _Wrong(f"--provider: {options['provider']!r} is none of {', '.join(registry.known())}")
+            raise Wrong(f"--provider: {options['provider']!r} is none of {', '.join(registry.known())}")
         if options["company"] and not Company.objects.filter(pk=options["company"]).exists():
-            raise _Wrong(f"--company: there is no company {options['company']}")
+            raise Wrong(f"--company: there is no company {options['company']}")
         if options["lease"] and not Lease.objects.filter(pk=options["lease"]).exists():
-            raise _Wrong(f"--lease: there is no lease {options['lease']}")
+            raise Wrong(f"--lease: there is no lease {options['lease']}")
         if options["limit"] is not None and options["limit"] < 1:
-            raise _Wrong("--limit: must be at least 1")
+            raise Wrong("--limit: must be at least 1")
         return Selection(kinds=tuple(options["kind"]), company_id=options["company"], lease_id=options["lease"])
 
     def _show_due(self, owed: QuerySet[Obligation], found: int, options: dict[str, Any]) -> None:
