@@ -58,6 +58,8 @@ class Environment(models.Model):
         return self.name
 
     def clean(self) -> None:
+        if self.hourly_price is not None and self.hourly_price < 0:
+            raise ValidationError({"hourly_price": "must not be negative"})
         try:
             account = self.account
         except ProviderAccount.DoesNotExist:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 
+from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
@@ -40,6 +41,10 @@ class Company(models.Model):
 
     def __str__(self) -> str:
         return self.name or f"closed company {self.id}"
+
+    def clean(self) -> None:
+        if not self.name and self.closed_at is None:  # only what a closed company leaves behind may be nameless
+            raise ValidationError({"name": "an open company needs a name"})
 
 
 class Issue(models.Model):

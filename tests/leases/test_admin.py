@@ -345,7 +345,20 @@ def test_an_environment_that_does_not_fit_its_provider_is_refused_by_the_name_of
     answer = olga.post(_url("add", Environment), form)
     assert "memory_mb: " in str(answer.context["adminform"].form.errors["config"])
     assert not Environment.objects.exists()
-    assert olga.post(_url("add", Environment), form | {"config": '{"image": "python"}'}).status_code == 302
+    form |= {"config": '{"image": "python"}'}
+    answer = olga.post(_url("add", Environment), form | {"hourly_price": "-0.1"})
+    assert answer.context["adminform"].form.errors["hourly_price"] == ["must not be negative"]
+    assert not Environment.objects.exists()
+    assert olga.post(_url("add", Environment), form).status_code == 302
+
+
+def test_an_open_company_needs_a_name_and_a_closed_one_may_have_lost_it(olga: Client) -> None:
+    answer = olga.post(_url("add", Company), {"name": " "})
+    assert answer.context["adminform"].form.errors["name"] == ["an open company needs a name"]
+    assert not Company.objects.exists()
+    company = factories.company()
+    closed = {"name": "", "closed_at_0": "2026-01-01", "closed_at_1": "12:00:00"}
+    assert olga.post(_url("change", Company, company.pk), closed).status_code == 302
 
 
 @pytest.mark.parametrize("model", EDITABLE, ids=_name)
