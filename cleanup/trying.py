@@ -17,6 +17,7 @@ from cleanup.engine import Engine
 from leases.errors import LeaseError, WorkFailed
 from leases.models import Lease, Obligation, Operation
 from providers.contract import Execution
+from providers.registry import load
 
 LOOK_EVERY = 0.5
 """Seconds between looks at a row that another process works on, or that is not due yet."""
@@ -76,8 +77,14 @@ def try_environment(
         began = time.monotonic()
         leases.release(lease.pk, disposition="destroy", company_id=company_id, actor=actor)
     took = time.monotonic() - began
-    yield Step("release", ok=True, text="its teardown is owed", seconds=took, lease_id=lease.pk)
+    yield Step("release", ok=True, text=_what_is_waited_for(lease), seconds=took, lease_id=lease.pk)
     yield from _pay(company_id, key, within)
+
+
+def _what_is_waited_for(lease: Lease) -> str:
+    """Say it beforehand: at some providers the proof of a deletion takes two looks, minutes apart."""
+    apart = load(lease.provider).capabilities.absence_apart
+    return "its teardown is owed; waiting for the proof" + (f", for {apart:.0f} s and more" if apart else "")
 
 
 def _run(lease: Lease, argv: Sequence[str], timeout: float) -> Step:

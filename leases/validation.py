@@ -18,3 +18,11 @@ def validate_configuration(provider: str, schema: Literal["Endpoint", "Config"],
         raise ValidationError({"provider" if schema == "Endpoint" else field: str(error)}) from error
     except registry.ConfigurationError as error:
         raise ValidationError({field: [f"{name}: {text}" for name, text in error.errors.items()]}) from error
+
+
+def needs_secret(provider: str) -> bool:
+    """Return whether an account of this provider has to name a credential; False where this process cannot tell."""
+    try:
+        return registry.load(provider).needs_secret
+    except registry.ProviderUnavailable:
+        return False

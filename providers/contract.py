@@ -295,6 +295,8 @@ class Provider(ABC, Generic[E, C]):
     Config: ClassVar[type[Schema]]
     """Schema of an environment's configuration: what kind of sandbox is made. Never holds a secret."""
     capabilities: ClassVar[Capabilities]
+    needs_secret: ClassVar[bool] = False
+    """Whether nothing can be asked without a secret: then an account of this provider has to name a credential."""
     binding: ClassVar[str] = ""
     """Recorded on each operation, opaque to us: an adapter that answers with another one may not look for what the
     first one created. Change it when names or marks are written differently."""

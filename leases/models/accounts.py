@@ -11,7 +11,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from leases.models.tenancy import Company
-from leases.validation import validate_configuration
+from leases.validation import needs_secret, validate_configuration
 from providers import stores
 
 
@@ -99,3 +99,5 @@ class ProviderAccount(models.Model):
         validate_configuration(self.provider, "Endpoint", self.endpoint, field="endpoint")
         if self.credential is not None and self.credential.company_id != self.company_id:
             raise ValidationError({"credential": "belongs to another company"})
+        if self.credential is None and needs_secret(self.provider):
+            raise ValidationError({"credential": "this provider answers nobody without a secret: choose a credential"})

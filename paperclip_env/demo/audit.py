@@ -64,7 +64,8 @@ def _lease(title: str, lease: Lease | None) -> Finding:
     attempts = sum(o.attempts.count() for o in lease.obligations.all())
     proof = f"{receipt.evidence} by attempt {str(receipt.attempt_id)[:8]}" if receipt else "NO RECEIPT"
     good = receipt is not None and lease.state in _PROVEN
-    return Finding(f"{lease.state:<9} {proof:<30} {attempts} attempt(s)  {title}", good)
+    after = " (its sandbox is another lease's now)" if lease.successor_id else ""
+    return Finding(f"{lease.state:<9} {proof:<30} {attempts} attempt(s)  {title}{after}", good)
 
 
 def made(account: ProviderAccount, service: Service) -> Finding:

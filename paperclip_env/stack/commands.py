@@ -40,7 +40,12 @@ def run(command: Sequence[str]) -> int:
 
 def run_in_up(command: Sequence[str]) -> int:
     """Run any command with the environment of the running `make up`."""
-    return foreground.run(command, running_environment())
+    return foreground.run(command, {**running_environment(), "PYTHONPATH": _with_checkout()})
+
+
+def _with_checkout() -> str:
+    """Where a command finds our modules, wherever its own script is."""
+    return os.pathsep.join(filter(None, (str(CHECKOUT), os.environ.get("PYTHONPATH", ""))))
 
 
 @contextmanager
@@ -56,6 +61,7 @@ def _throw_away() -> Iterator[Mapping[str, str]]:
             "SECRET_KEY": secrets.token_urlsafe(48),
             "PLAIN_HTTP": "1",
             "STATIC_ROOT": str(static),
+            "PYTHONPATH": _with_checkout(),
         }
 
 

@@ -65,6 +65,7 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
     label = "Daytona"
     Endpoint = DaytonaEndpoint
     Config = DaytonaConfig
+    needs_secret = True
     capabilities: ClassVar[Capabilities] = Capabilities(
         finds_by_name=True,
         keeps_files=True,

@@ -71,6 +71,7 @@ class E2BProvider(Provider[E2BEndpoint, E2BConfig]):
     label = "E2B"
     Endpoint = E2BEndpoint
     Config = E2BConfig
+    needs_secret = True
     capabilities: ClassVar[Capabilities] = Capabilities(
         finds_by_name=True,
         keeps_files=True,

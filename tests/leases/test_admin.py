@@ -12,6 +12,7 @@ import pytest
 from django.apps import apps
 from django.contrib import admin
 from django.contrib.auth.models import Permission, User
+from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 from django.db.models import Model
 from django.test import Client
@@ -767,3 +768,13 @@ def test_counting_what_is_owed_is_one_statement_over_open_rows(
         cursor.execute("EXPLAIN " + captured.captured_queries[0]["sql"])
         plan = "\n".join(row[0] for row in cursor.fetchall())
     assert "obligation_open" in plan
+
+
+@pytest.mark.parametrize("provider", ["daytona", "e2b"])
+def test_an_account_of_a_provider_that_needs_a_secret_names_a_credential(provider: str) -> None:
+    account = factories.account(provider=provider, endpoint={})
+    with pytest.raises(ValidationError) as caught:
+        account.clean()
+    assert list(caught.value.message_dict) == ["credential"]
+    account.credential = Credential.objects.create(company=account.company, name="key", reference="env:KEY")
+    account.clean()
