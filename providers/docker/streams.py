@@ -93,7 +93,8 @@ class Streams:
         self._socket.setblocking(False)
         self.frames = Frames()
         self._unsent = memoryview(stdin)
-        self._cut_short = False
+        self._spoke = bool(stdin)
+        self._was_reset = False
         with suppress(*_WOULD_BLOCK):
             self.frames.feed(reader.peek())
 
@@ -122,11 +123,15 @@ class Streams:
             data = self._socket.recv(_CHUNK)
         except _WOULD_BLOCK:
             return None
-        except ConnectionResetError:
-            if self._unsent or self._cut_short:
-                # The engine closed while we had more to say: what is lost is what we said, not what it said.
+        except OSError as error:
+            if self._was_reset:
                 return b""
-            raise
+            if not (self._spoke and isinstance(error, ConnectionResetError)):
+                raise
+            # The engine closed before it had read all that we said, sent though it was. What is lost is what we said,
+            # not what it said: that is still to be read, where the connection holds it.
+            self._unsent, self._was_reset = memoryview(b""), True
+            return self._receive()
         self.frames.feed(data)
         return data
 
@@ -139,6 +144,6 @@ class Streams:
             return
         except (BrokenPipeError, ConnectionResetError):
             # The command ended without reading all of it. What it wrote is still to be read.
-            self._unsent, self._cut_short = memoryview(b""), True
+            self._unsent = memoryview(b"")
             return
         self._unsent = self._unsent[sent:]
