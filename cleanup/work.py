@@ -16,7 +16,8 @@ from cleanup.claims import Claim
 from leases import bounds
 from leases.clock import Clock
 from leases.models import Obligation
-from providers.contract import ErrorKind
+from leases.planning import MARK_OPERATION
+from providers.contract import MARK_INSTALLATION, ErrorKind, Resource
 from providers.registry import AnyProvider
 
 
@@ -31,6 +32,12 @@ class Call:
     run: Callable[[], Any]
     within: float
     changes: bool = False
+
+
+def is_foreign(resource: Resource, *, installation: str, creation: str) -> bool:
+    """Return whether a sandbox is not ours, or carries the mark of another creation than `creation` ("": of any)."""
+    other = bool(creation) and resource.marks.get(MARK_OPERATION, creation) != creation
+    return other or resource.marks.get(MARK_INSTALLATION) != installation
 
 
 IDENTIFY = "identify"

@@ -202,8 +202,7 @@ def _give_back(operation: Operation, resource_id: str, reason: str, actor: str) 
     """Own the teardown of a sandbox that is no use to its caller, unless the recovery owns it. Safe to repeat."""
     with transaction.atomic():
         locked = journal.locked(operation)
-        unowned = locked.state in (Operation.State.PENDING, Operation.State.UNVERIFIED)
-        if unowned and not journal.is_owned(locked, resource_id):
+        if locked.state in Operation.UNOWNED and not journal.is_owned(locked, resource_id):
             transitions.own_for_teardown(locked, resource_id=resource_id, reason=reason, actor=actor)
 
 
@@ -225,7 +224,7 @@ def _attach(operation: Operation, resource: Resource, actor: str) -> Lease:
             return transitions.attach(
                 locked, resource_id=resource_id, expires_at=resource.expires_at, as_of=resource.as_of, actor=actor
             )
-        if locked.lease_id is None and locked.state in (Operation.State.PENDING, Operation.State.UNVERIFIED):
+        if locked.lease_id is None and locked.state in Operation.UNOWNED:
             # Also what an operator had given up: late evidence takes it back into ordinary teardown.
             transitions.own_for_teardown(locked, resource_id=resource_id, reason="acquire_rejected", actor=actor)
     raise AcquireRejected(f"the new sandbox may not be used: {problem}; it is being destroyed")

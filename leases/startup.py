@@ -80,5 +80,5 @@ def end_lost_work(run_id: UUID) -> int:
 
     Its own end, should it still come, finds the row ended and changes nothing.
     """
-    lost = open_work(run_id).filter(Q(deadline__lte=Now()))
+    lost = open_work(run_id).filter(deadline__lte=Now())
     return lost.update(ended_at=Now(), outcome=BridgeActivity.Outcome.LOST)

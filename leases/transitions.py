@@ -138,9 +138,7 @@ def sighted_running(lease: Lease, resource: Resource, *, actor: str) -> None:
     _require(lease, State.PENDING_CLEANUP)
     _start(lease, resource)
     lease.save(update_fields=["epoch", "started_as_of"])
-    owed = Obligation.objects.select_for_update(no_key=True).get(
-        lease=lease, kind=Obligation.Kind.TEARDOWN, closed_at__isnull=True
-    )
+    owed = _open_teardown(lease)
     Obligation.objects.filter(pk=owed.pk).update(absent_since=None)
     wake(owed.pk)
     audit.record("lease.sighted_running", lease, company_id=lease.company_id, actor=actor, epoch=lease.epoch)
@@ -193,9 +191,7 @@ def merge_demand(
 ) -> Obligation:
     """pending_cleanup stays: a second demand merges into the open teardown of a locked lease; a change wakes it."""
     _require(lease, State.PENDING_CLEANUP)
-    obligation = Obligation.objects.select_for_update(no_key=True).get(
-        lease=lease, kind=Obligation.Kind.TEARDOWN, closed_at__isnull=True
-    )
+    obligation = _open_teardown(lease)
     opened = Demand(Obligation.Verb(obligation.verb), obligation.drain_until)
     merged = merge(opened, demand, explicit_stop=explicit_stop, authorised=authorised)
     if merged != opened:
@@ -295,10 +291,7 @@ def end_unverified(operation: Operation, obligation: Obligation, *, actor: str, 
 
 def close_unverified(obligation: Obligation) -> None:
     """Close a locked obligation without proof. An attempt that lost its protection over it has lost its row."""
-    if obligation.attempt_id is not None:
-        Attempt.objects.filter(pk=obligation.attempt_id, finished_at__isnull=True).update(
-            finished_at=Now(), outcome=Attempt.Outcome.SUPERSEDED
-        )
+    _end_attempt(obligation, Attempt.Outcome.SUPERSEDED)
     close(obligation, Obligation.ClosedAs.UNVERIFIED)
 
 
@@ -394,12 +387,23 @@ def _end_recovery(operation: Operation, closed_as: Obligation.ClosedAs) -> None:
     )
     if recovery is None:
         return
-    holder: UUID | None = recovery.attempt_id
-    if holder is not None:
-        Attempt.objects.filter(pk=holder, finished_at__isnull=True).update(
-            finished_at=Now(), outcome=Attempt.Outcome.HANDED_OVER
-        )
+    _end_attempt(recovery, Attempt.Outcome.HANDED_OVER)
     close(recovery, closed_as)
+
+
+def _open_teardown(lease: Lease) -> Obligation:
+    """Lock and return the open teardown of a locked lease."""
+    return Obligation.objects.select_for_update(no_key=True).get(
+        lease=lease, kind=Obligation.Kind.TEARDOWN, closed_at__isnull=True
+    )
+
+
+def _end_attempt(obligation: Obligation, outcome: Attempt.Outcome) -> None:
+    """End the attempt that holds a locked obligation, if one does: the row is closed over it."""
+    if obligation.attempt_id is not None:
+        Attempt.objects.filter(pk=obligation.attempt_id, finished_at__isnull=True).update(
+            finished_at=Now(), outcome=outcome
+        )
 
 
 def _require(lease: Lease, state: Lease.State) -> None:

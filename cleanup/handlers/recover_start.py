@@ -27,11 +27,12 @@ from cleanup.work import (
     NotSeen,
     Outcome,
     identify,
+    is_foreign,
 )
 from leases import audit, bounds, journal, reuse, transitions
 from leases.models import Attempt, Lease, Obligation, Operation, Receipt
 from leases.planning import MARK_OPERATION
-from providers.contract import MARK_INSTALLATION, Busy, ErrorKind, Gone, ProviderError, Resource, Running, Stopped
+from providers.contract import Busy, ErrorKind, Gone, ProviderError, Resource, Running, Stopped
 
 
 def recover_start(claim: Claim, context: Context) -> Generator[Call, Any, Outcome]:
@@ -49,7 +50,9 @@ def recover_start(claim: Claim, context: Context) -> Generator[Call, Any, Outcom
             return _stop_again(claim, None, reason="not_found")
         case Running() | Stopped() | Busy() if sighting.resource.resource_id != resource_id:
             raise ProviderError(ErrorKind.PROTOCOL, "inspect answered about another sandbox")
-        case Running() | Stopped() | Busy() if _is_foreign(sighting.resource, operation, context.installation):
+        case Running() | Stopped() | Busy() if is_foreign(
+            sighting.resource, installation=context.installation, creation=operation.marks.get(MARK_OPERATION, "")
+        ):
             return NeedsOperator(Obligation.Quiet.FOREIGN_MARKS)
         case Busy(transition=transition):
             return InTransition(transition or "transition")
@@ -62,13 +65,6 @@ def recover_start(claim: Claim, context: Context) -> Generator[Call, Any, Outcom
             return _withdraw(claim)
         case _:
             return _stop_again(claim, None, reason="start_unclear")
-
-
-def _is_foreign(resource: Resource, operation: Operation, installation: str) -> bool:
-    """Return whether it is not ours, or not the sandbox that the start was for but another creation's of ours."""
-    creation = operation.marks.get(MARK_OPERATION)
-    other = creation is not None and resource.marks.get(MARK_OPERATION, creation) != creation
-    return other or resource.marks.get(MARK_INSTALLATION) != installation
 
 
 def _withdraw(claim: Claim) -> Outcome:

@@ -16,12 +16,23 @@ from typing import Any
 from cleanup import decisions, evidence
 from cleanup.claims import Claim
 from cleanup.decisions import ACCEPTED, Facts, Sent, decide, is_about_the_account
-from cleanup.work import Call, Context, Done, Draining, Failed, InTransition, NeedsOperator, NotSeen, Outcome, identify
+from cleanup.work import (
+    Call,
+    Context,
+    Done,
+    Draining,
+    Failed,
+    InTransition,
+    NeedsOperator,
+    NotSeen,
+    Outcome,
+    identify,
+    is_foreign,
+)
 from leases import bounds
 from leases.models import Lease, Operation
 from leases.planning import MARK_OPERATION
 from providers.contract import (
-    MARK_INSTALLATION,
     ErrorKind,
     Gone,
     ProviderError,
@@ -206,10 +217,7 @@ def _is_foreign(sighting: Sighting | None, installation: str, creation: str = ""
         return False
     if isinstance(sighting, Unknown) and not sighting.resource.name:
         return False  # the provider did not describe it: that says nothing about whose it is
-    marks = sighting.resource.marks
-    if marks.get(MARK_INSTALLATION) != installation:
-        return True
-    return bool(creation) and marks.get(MARK_OPERATION, creation) != creation
+    return is_foreign(sighting.resource, installation=installation, creation=creation)
 
 
 def _change(call: Call, seen: _Seen) -> Generator[Call, Any, Sent]:

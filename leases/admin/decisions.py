@@ -170,7 +170,7 @@ class Adopt(Decision):
         operation = row.operation
         if operation is None or operation.kind != Operation.Kind.CREATE:
             return None
-        return operation.pk if operation.state in (Operation.State.PENDING, Operation.State.UNVERIFIED) else None
+        return operation.pk if operation.state in Operation.UNOWNED else None
 
     def find(self, pk: UUID) -> tuple[Operation, Obligation | None]:
         operation = Operation.objects.select_related("account").filter(pk=pk).first()

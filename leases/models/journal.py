@@ -35,6 +35,9 @@ class Operation(models.Model):
         RESOLVED = "resolved", "nothing is owned any more, or nothing was ever allocated or started"
         UNVERIFIED = "unverified", "an operator ended the search; whether a sandbox exists is not known"
 
+    UNOWNED = (State.PENDING, State.UNVERIFIED)
+    """States in which no lease owns what the provider may have allocated or started."""
+
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     kind = models.CharField(max_length=10, choices=Kind.choices, default=Kind.CREATE)
     company = models.ForeignKey(Company, on_delete=models.PROTECT)
