@@ -72,7 +72,7 @@ def _owing(number: int, latency: float):  # noqa: ANN202 - a model, known only a
         provider="rehearsal", endpoint={"world": key}, attested_identity=world.identity, concurrency_limit=1000
     )
     environment = factories.environment(account)
-    marks = {MARK_INSTALLATION: str(Installation.current().pk)}
+    marks = {MARK_INSTALLATION: str(Installation.current().mark)}
     for _ in range(number):
         lease = factories.lease(environment, endpoint={"world": key})
         world.boxes[lease.resource_id] = Box(Resource(lease.resource_id, lease.resource_name, marks))

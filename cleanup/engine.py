@@ -112,7 +112,7 @@ class Engine:
         self._answers: queue.SimpleQueue[tuple[_Task, Call, Any, ProviderError | NotSent | None]] = queue.SimpleQueue()
         self._tasks: set[_Task] = set()
         self._context = Context(
-            clock=self.clock, open_recorded=open_recorded, installation=str(persistently(Installation.current).pk)
+            clock=self.clock, open_recorded=open_recorded, installation=str(persistently(Installation.current).mark)
         )
         self._unready = self._short_of_slots = self._database_is_away = False
         self._claims_until = 0.0

@@ -184,7 +184,7 @@ def _require_ours(operation: Operation, provider: AnyProvider, resource: Resourc
     two marks is asked: one that names this id says the same. What neither shows is refused, whoever vouches for it.
     """
     ours = {
-        MARK_INSTALLATION: str(Installation.current().pk),
+        MARK_INSTALLATION: str(Installation.current().mark),
         # A second sandbox of one creation has an operation of its own, and carries the marks of the first.
         MARK_OPERATION: str(operation.marks.get(MARK_OPERATION, operation.pk)),
     }

@@ -79,7 +79,7 @@ def creation(environment: Environment, request: Request) -> Operation:
     account = environment.account
     operation_id, lease_id = uuid4(), uuid4()
     marks = {
-        MARK_INSTALLATION: str(Installation.current().pk),
+        MARK_INSTALLATION: str(Installation.current().mark),
         f"{MARK_PREFIX}company": str(environment.company_id),
         f"{MARK_PREFIX}environment": str(environment.pk),
         f"{MARK_PREFIX}lease": str(lease_id),
@@ -110,6 +110,8 @@ def creation(environment: Environment, request: Request) -> Operation:
         policy=policy,
         scope=_scope(environment, policy, request),
         drain_seconds=environment.drain_seconds,
+        reuse_idle_for=environment.reuse_idle_for,
+        retain_for=environment.retain_for,
         hourly_price=environment.hourly_price,
         ends_at=_end(request),
         finds_by_name=cls.capabilities.finds_by_name,

@@ -332,6 +332,8 @@ def _lease_of(operation: Operation, resource_id: str, state: Lease.State) -> Lea
         account_identity=operation.account_identity,
         config=operation.config,
         drain_seconds=operation.drain_seconds,
+        reuse_idle_for=operation.reuse_idle_for,
+        retain_for=operation.retain_for,
         ends_at=operation.ends_at,
         scope=operation.scope,
         fingerprint=operation.fingerprint,

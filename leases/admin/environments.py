@@ -27,7 +27,10 @@ class EnvironmentAdmin(Editable[Environment]):
     ordering = ("name",)
     fieldsets = (
         (None, {"fields": ("company", "name", "account", "config", "expected_config")}),
-        ("Afterwards", {"fields": ("policy", "drain_seconds", "hourly_price", "status")}),
+        (
+            "Afterwards",
+            {"fields": ("policy", "drain_seconds", "reuse_idle_for", "retain_for", "hourly_price", "status")},
+        ),
         (None, {"fields": ("id", "created_at")}),
     )
     readonly_fields = ("expected_config", "id", "created_at")

@@ -3,6 +3,7 @@
 from leases.models.accounts import Credential, ProviderAccount
 from leases.models.audit import ActivityEntry
 from leases.models.environments import Environment
+from leases.models.holds import Hold
 from leases.models.journal import Operation
 from leases.models.lease import BridgeActivity, Lease
 from leases.models.obligations import Attempt, Obligation
@@ -16,6 +17,7 @@ __all__ = [
     "Company",
     "Credential",
     "Environment",
+    "Hold",
     "Installation",
     "Issue",
     "Lease",

@@ -12,7 +12,7 @@ class ActivityEntry(models.Model):
     """Who did what to which row. Append-only; written in the transaction of the change that it tells of."""
 
     id = models.BigAutoField(primary_key=True)
-    company = models.ForeignKey(Company, on_delete=models.PROTECT)
+    company = models.ForeignKey(Company, null=True, blank=True, on_delete=models.PROTECT)
     at = models.DateTimeField(db_default=Now(), editable=False)
     actor = models.CharField(max_length=200)
     action = models.CharField(max_length=100, help_text="Dotted name, such as lease.released.")

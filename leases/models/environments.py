@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from datetime import timedelta
 
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator
@@ -24,6 +25,11 @@ class Policy(models.TextChoices):
     RETAIN_ON_FAILURE = "retain_on_failure", "stop and keep it when the run failed, else destroy it"
 
 
+REUSE_IDLE_FOR = timedelta(days=7)
+RETAIN_FOR = timedelta(days=30)
+LONGEST_KEPT = timedelta(days=3650)
+
+
 class Environment(models.Model):
     """A named way to run. Leases take a snapshot of it, so that changing it never redirects a teardown."""
 
@@ -42,6 +48,15 @@ class Environment(models.Model):
         validators=[MaxValueValidator(3600)],
         help_text="Seconds: how long a released lease waits for work in flight before its sandbox is stopped.",
     )
+    reuse_idle_for = models.DurationField(
+        default=REUSE_IDLE_FOR, help_text="How long a stopped sandbox waits for its next run, then it is destroyed."
+    )
+    retain_for = models.DurationField(
+        null=True,
+        blank=True,
+        default=RETAIN_FOR,
+        help_text="How long a stopped sandbox is kept for its files. Empty: until an operator decides.",
+    )
     hourly_price = models.DecimalField(max_digits=10, decimal_places=4, null=True, blank=True)
     status = models.CharField(max_length=10, choices=Status.choices, default=Status.ACTIVE)
     created_at = models.DateTimeField(db_default=Now(), editable=False)
@@ -52,6 +67,11 @@ class Environment(models.Model):
             models.CheckConstraint(condition=Q(status__in=["active", "archived"]), name="environment_status_is_known"),
             models.CheckConstraint(condition=Q(policy__in=Policy.values), name="environment_policy_is_known"),
             models.CheckConstraint(condition=Q(drain_seconds__lte=3600), name="environment_drain_is_bounded"),
+            models.CheckConstraint(
+                condition=Q(reuse_idle_for__gt=timedelta(0))
+                & (Q(retain_for__isnull=True) | Q(retain_for__gt=timedelta(0))),
+                name="environment_keeps_for_a_time",
+            ),
         ]
 
     def __str__(self) -> str:
@@ -60,6 +80,10 @@ class Environment(models.Model):
     def clean(self) -> None:
         if self.hourly_price is not None and self.hourly_price < 0:
             raise ValidationError({"hourly_price": "must not be negative"})
+        for field in ("reuse_idle_for", "retain_for"):
+            length = getattr(self, field)
+            if length is not None and not timedelta(0) < length <= LONGEST_KEPT:
+                raise ValidationError({field: f"must be more than nothing, and at most {LONGEST_KEPT.days} days"})
         try:
             account = self.account
         except ProviderAccount.DoesNotExist:

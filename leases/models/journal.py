@@ -9,6 +9,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from leases.models.accounts import ProviderAccount
+from leases.models.environments import RETAIN_FOR, REUSE_IDLE_FOR
 from leases.models.lease import Lease
 from leases.models.tenancy import Company
 
@@ -66,6 +67,8 @@ class Operation(models.Model):
     scope = models.CharField(max_length=200, blank=True)
     fingerprint = models.CharField(max_length=64, blank=True)
     drain_seconds = models.PositiveIntegerField(default=30)
+    reuse_idle_for = models.DurationField(default=REUSE_IDLE_FOR)
+    retain_for = models.DurationField(null=True, blank=True, default=RETAIN_FOR)
     hourly_price = models.DecimalField(max_digits=10, decimal_places=4, null=True, blank=True)
     ends_at = models.DateTimeField(null=True, blank=True)
 

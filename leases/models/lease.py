@@ -9,7 +9,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from leases.models.accounts import ProviderAccount
-from leases.models.environments import Environment, Policy
+from leases.models.environments import RETAIN_FOR, REUSE_IDLE_FOR, Environment, Policy
 from leases.models.tenancy import Company, Issue, Run
 
 
@@ -36,6 +36,9 @@ class Lease(models.Model):
         SUCCEEDED = "succeeded"
         FAILED = "failed"
 
+    KEPT = (State.RELEASED, State.RETAINED)
+    """States in which a stopped sandbox is kept for its files. Each has an open `dispose`, which is its end."""
+
     LIVE = (State.ACTIVE, State.PENDING_CLEANUP, State.RETAINED)
     """States in which this lease is the owner of its sandbox; at most one such lease per sandbox."""
 
@@ -57,6 +60,8 @@ class Lease(models.Model):
     account_identity = models.CharField(max_length=500)
     config = models.JSONField(default=dict)
     drain_seconds = models.PositiveIntegerField(default=30)
+    reuse_idle_for = models.DurationField(default=REUSE_IDLE_FOR)
+    retain_for = models.DurationField(null=True, blank=True, default=RETAIN_FOR)
     hourly_price = models.DecimalField(max_digits=10, decimal_places=4, null=True, blank=True)
 
     resource_id = models.CharField(max_length=200)
@@ -75,6 +80,15 @@ class Lease(models.Model):
         "self", null=True, blank=True, on_delete=models.PROTECT, related_name="predecessor"
     )
     files_lost = models.BooleanField(default=False, help_text="Destroyed although its files were to be kept.")
+
+    orphaned_at = models.DateTimeField(
+        null=True,
+        blank=True,
+        help_text="When nobody held it any more: it is destroyed as soon as nothing needs its files.",
+    )
+    kept_until = models.DateTimeField(
+        null=True, blank=True, help_text="When a kept sandbox is destroyed; empty: when an operator decides."
+    )
 
     acquired_at = models.DateTimeField(db_default=Now())
     released_at = models.DateTimeField(null=True, blank=True)

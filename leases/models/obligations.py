@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 from django.db import models
 from django.db.models import F, Q
@@ -11,7 +12,15 @@ from django.db.models.functions import Now
 from leases.models.accounts import ProviderAccount
 from leases.models.journal import Operation
 from leases.models.lease import Lease
-from leases.models.tenancy import Company, Run
+from leases.models.tenancy import Company, Installation, Run
+
+_SUBJECTS = ("lease", "operation", "run", "installation", "probed_account")
+_OF_LEASE = ["teardown", "extend", "end_lease", "settle_orphan", "dispose", "end_fence", "verify_end"]
+_INNER = ["startup", "end_lease", "settle_orphan", "dispose", "end_fence", "watch_controllers"]
+
+
+def _has_only(subject: str, **kind: Any) -> Q:
+    return Q(**kind, **{f"{name}__isnull": name != subject for name in _SUBJECTS})
 
 
 class Obligation(models.Model):
@@ -30,6 +39,24 @@ class Obligation(models.Model):
         EXTEND = "extend", "keep the provider's own deadline ahead"
         END_LEASE = "end_lease", "release an ad-hoc lease at its deadline"
         PROBE_ACCOUNT = "probe_account", "ask a blocked account whether it works again"
+        SETTLE_ORPHAN = "settle_orphan", "stop and keep the sandbox of a lease that nobody holds"
+        DISPOSE = "dispose", "destroy a kept sandbox when nothing needs it any more"
+        END_FENCE = "end_fence", "keep what a controller fenced when it went down and did not save"
+        VERIFY_END = "verify_end", "find proof of an end that was never proven"
+        WATCH_CONTROLLERS = "watch_controllers", "interrupt the runs whose controllers are gone"
+
+    INNER = (
+        Kind.STARTUP,
+        Kind.END_LEASE,
+        Kind.SETTLE_ORPHAN,
+        Kind.DISPOSE,
+        Kind.END_FENCE,
+        Kind.WATCH_CONTROLLERS,
+    )
+    """Kinds that call no provider. They share the built-in lane (no account), where no account's trouble holds them."""
+
+    STANDING = (Kind.DISPOSE, Kind.VERIFY_END, Kind.WATCH_CONTROLLERS)
+    """Kinds that stand for long by their nature: their age alone escalates nothing."""
 
     class Verb(models.TextChoices):
         STOP_ONLY = "stop_only", "stop, never delete"
@@ -57,15 +84,26 @@ class Obligation(models.Model):
         CREDENTIAL_MISSING = "credential_missing", "provide the credential: it was deleted, or its store has none"
         CREDENTIAL_CHANGED = "credential_changed", "the secret is another one than the creation was asked with"
         COMPANY_CLOSED = "company_closed", "the company was closed; decide what becomes of its sandbox"
+        MASS_LAPSE = "mass_lapse", "an unlikely share of the controllers lapsed at once: an outage of ours, or theirs?"
+        UNACKNOWLEDGED = "unacknowledged", "a cancelled startup of the run ended, and nobody acknowledged it"
+        OPERATOR_DECIDES = "operator_decides", "kept until you decide: destroy it, or say until when it is kept"
+        DEADLINE_FIXED = (
+            "deadline_fixed",
+            "the provider will end it at its own deadline although it is held: save its files",
+        )
+        HISTORY_UNVERIFIED = "history_unverified", "no proof of its end was found in days: look at the provider"
+        OBSERVING = "observing", "this database may be a restored or copied one: say which (trust_database)"
         WAITING = "waiting", "nothing to decide: woken when what it waits for ends"
 
     FOR_PEOPLE = tuple(why for why in Quiet.values if why != "waiting")
     """The reasons that put a row into the operator's queue."""
 
     id = models.BigAutoField(primary_key=True)
-    company = models.ForeignKey(Company, on_delete=models.PROTECT)
+    company = models.ForeignKey(Company, null=True, blank=True, on_delete=models.PROTECT)
     kind = models.CharField(max_length=20, choices=Kind.choices)
-    account = models.ForeignKey(ProviderAccount, on_delete=models.PROTECT, related_name="obligations")
+    account = models.ForeignKey(
+        ProviderAccount, null=True, blank=True, on_delete=models.PROTECT, related_name="obligations"
+    )
     lease = models.ForeignKey(Lease, null=True, blank=True, on_delete=models.PROTECT, related_name="obligations")
     operation = models.ForeignKey(
         Operation, null=True, blank=True, on_delete=models.PROTECT, related_name="obligations"
@@ -74,8 +112,14 @@ class Obligation(models.Model):
         ProviderAccount, null=True, blank=True, on_delete=models.PROTECT, related_name="probes"
     )
     run = models.ForeignKey(Run, null=True, blank=True, on_delete=models.PROTECT, related_name="obligations")
+    installation = models.ForeignKey(
+        Installation, null=True, blank=True, on_delete=models.PROTECT, related_name="obligations"
+    )
 
     verb = models.CharField(max_length=20, choices=Verb.choices, blank=True)
+    held_verb = models.CharField(
+        max_length=20, choices=Verb.choices, blank=True, help_text="What was demanded before a hold forbade it."
+    )
     drain_until = models.DateTimeField(null=True, blank=True)
     delete_announced_at = models.DateTimeField(
         null=True, blank=True, help_text="When a destroying call was first announced."
@@ -85,6 +129,9 @@ class Obligation(models.Model):
     )
 
     due_at = models.DateTimeField(null=True, blank=True)
+    not_before = models.DateTimeField(
+        null=True, blank=True, help_text="No wake makes it due earlier; only a person's request does."
+    )
     owed_since = models.DateTimeField(db_default=Now(), editable=False)
     attempt_id = models.UUIDField(null=True, blank=True)
     worker = models.CharField(max_length=200, null=True, blank=True)  # noqa: DJ001 - null together with attempt_id
@@ -103,35 +150,19 @@ class Obligation(models.Model):
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=Q(
-                    kind__in=["teardown", "extend", "end_lease"],
-                    lease__isnull=False,
-                    operation__isnull=True,
-                    probed_account__isnull=True,
-                    run__isnull=True,
-                )
-                | Q(
-                    kind__in=["recover_creation", "recover_start"],
-                    lease__isnull=True,
-                    operation__isnull=False,
-                    probed_account__isnull=True,
-                    run__isnull=True,
-                )
-                | Q(
-                    kind="startup",
-                    lease__isnull=True,
-                    operation__isnull=True,
-                    probed_account__isnull=True,
-                    run__isnull=False,
-                )
-                | Q(
-                    kind="probe_account",
-                    lease__isnull=True,
-                    operation__isnull=True,
-                    probed_account=F("account"),
-                    run__isnull=True,
-                ),
+                condition=_has_only("lease", kind__in=_OF_LEASE)
+                | _has_only("operation", kind__in=["recover_creation", "recover_start"])
+                | _has_only("run", kind="startup")
+                | _has_only("installation", kind="watch_controllers")
+                | _has_only("probed_account", kind="probe_account") & Q(probed_account=F("account")),
                 name="obligation_has_the_subject_of_its_kind",
+            ),
+            models.CheckConstraint(
+                condition=Q(account__isnull=False) | Q(kind__in=_INNER), name="obligation_names_whom_it_calls"
+            ),
+            models.CheckConstraint(
+                condition=Q(company__isnull=False) | Q(installation__isnull=False),
+                name="obligation_names_its_company",
             ),
             models.CheckConstraint(
                 condition=Q(attempt_id__isnull=True, worker__isnull=True, claimed_at__isnull=True)
@@ -153,7 +184,7 @@ class Obligation(models.Model):
             ),
             models.CheckConstraint(
                 condition=Q(kind="teardown", verb__in=["stop_only", "stop_or_delete", "delete"])
-                | ~Q(kind="teardown") & Q(verb="", drain_until__isnull=True),
+                | ~Q(kind="teardown") & Q(verb="", held_verb="", drain_until__isnull=True),
                 name="obligation_verb_is_a_teardowns",
             ),
             models.CheckConstraint(
@@ -181,6 +212,11 @@ class Obligation(models.Model):
                 fields=["run", "kind"],
                 condition=Q(closed_at__isnull=True, run__isnull=False),
                 name="obligation_is_one_per_run_and_kind",
+            ),
+            models.UniqueConstraint(
+                fields=["installation", "kind"],
+                condition=Q(closed_at__isnull=True, installation__isnull=False),
+                name="obligation_is_one_per_installation_and_kind",
             ),
             models.UniqueConstraint(
                 fields=["attempt_id"], condition=Q(attempt_id__isnull=False), name="obligation_attempt_is_its_own"
@@ -217,6 +253,7 @@ class Attempt(models.Model):
         DRAINING = "draining"
         NOT_SEEN = "not_seen", "not seen yet"
         EXTENDED = "extended", "the provider's deadline was moved"
+        HELD = "held", "somebody still needs it, or its time has not come"
         NOTHING_OWED = "nothing_owed", "nothing owed any more"
         HANDED_OVER = "handed_over", "handed over"
         HANDED_BACK = "handed_back", "handed back unworked"
@@ -225,7 +262,7 @@ class Attempt(models.Model):
         SUPERSEDED = "superseded", "its protection ended and another attempt took over"
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
-    company = models.ForeignKey(Company, on_delete=models.PROTECT)
+    company = models.ForeignKey(Company, null=True, blank=True, on_delete=models.PROTECT)
     obligation = models.ForeignKey(Obligation, on_delete=models.PROTECT, related_name="attempts")
     worker = models.CharField(max_length=200)
     claimed_at = models.DateTimeField(db_default=Now(), editable=False)

@@ -11,16 +11,31 @@ from django.db.models.functions import Now
 
 
 class Installation(models.Model):
-    """This installation's identity, one row, made at its first use. Every sandbox of ours carries it as a mark."""
+    """This installation, one row, made at its first use: its identity, and what is true of the whole fleet.
+
+    Every sandbox of ours carries `mark`. It changes only when a copy of the database is declared a clone, whose
+    sandboxes are then its own. `hinted_until` is the hint of the built-in lane, which the obligations that call no
+    provider share.
+    """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     only = models.BooleanField(default=True, unique=True, editable=False)
+    mark = models.UUIDField(default=uuid.uuid4, editable=False)
+    hinted_until = models.DateTimeField(null=True, blank=True, editable=False)
+    gap_ended_at = models.DateTimeField(
+        null=True,
+        blank=True,
+        help_text="When holds could be renewed again after an outage of ours: each stands one full length from then.",
+    )
+    calm_until = models.DateTimeField(
+        null=True, blank=True, help_text="Until then no hold lapses and no inventory deletes (after a failover)."
+    )
 
     class Meta:
         constraints = [models.CheckConstraint(condition=Q(only=True), name="installation_is_one_row")]
 
     def __str__(self) -> str:
-        return str(self.id)
+        return str(self.mark)
 
     @classmethod
     def current(cls) -> Installation:
@@ -80,7 +95,16 @@ class Run(models.Model):
     status = models.CharField(max_length=20, choices=Status.choices, default=Status.QUEUED)
     controller_id = models.CharField(max_length=200, blank=True)
     controller_generation = models.PositiveIntegerField(default=0)
+    controller_seconds = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Seconds: the length of the controller's hold, which each renewal gives anew."
+    )
     controller_expires_at = models.DateTimeField(null=True, blank=True)
+    cancel_acknowledged_at = models.DateTimeField(
+        null=True, blank=True, help_text="When the control plane took note that a cancelled startup came to its end."
+    )
+    restore_failed_at = models.DateTimeField(
+        null=True, blank=True, help_text="When a shutdown fence ended before the files were saved."
+    )
     created_at = models.DateTimeField(db_default=Now(), editable=False)
     finished_at = models.DateTimeField(null=True, blank=True)
 
@@ -100,6 +124,23 @@ class Run(models.Model):
                     ]
                 ),
                 name="run_status_is_known",
+            ),
+            models.CheckConstraint(
+                condition=Q(controller_expires_at__isnull=True)
+                | ~Q(controller_id="") & Q(controller_seconds__isnull=False),
+                name="run_hold_names_its_controller",
+            ),
+        ]
+        indexes = [
+            models.Index(
+                fields=["issue"],
+                condition=Q(status__in=["queued", "scheduled_retry", "running"]),
+                name="run_live_of_issue",
+            ),
+            models.Index(
+                fields=["controller_expires_at"],
+                condition=Q(status__in=["queued", "scheduled_retry", "running"], controller_expires_at__isnull=False),
+                name="run_controlled",
             ),
         ]
 

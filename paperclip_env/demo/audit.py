@@ -108,7 +108,7 @@ def _processes(resources: set[str], directory: Path) -> list[int]:
 
 def _containers(cast: Cast) -> int:
     lease = next(part.lease for part in cast.parts if part.lease.account_id == cast.containers.pk)  # type: ignore[union-attr]
-    listing = open_recorded(lease).list({MARK_INSTALLATION: str(Installation.current().pk)}, within=bounds.FIND)
+    listing = open_recorded(lease).list({MARK_INSTALLATION: str(Installation.current().mark)}, within=bounds.FIND)
     return len(listing.resources)
 
 

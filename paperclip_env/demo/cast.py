@@ -128,7 +128,7 @@ class Cast:
 
         Found at the providers and not in the database, so that one whose creation was interrupted is among them.
         """
-        ours = {MARK_INSTALLATION: str(Installation.current().pk)}
+        ours = {MARK_INSTALLATION: str(Installation.current().mark)}
         for account in filter(None, (self.workshop, self.flaky, self.containers, self.e2b, self.daytona)):
             try:
                 provider = open_provider(account.provider, account.endpoint, self._secrets.get(account))

@@ -61,7 +61,7 @@ def _lost(environment: Environment) -> Operation:
     operation = factories.operation(
         environment, due_in=-5, **_named(environment, credential_digest=credentials.digest("hunter2"))
     )
-    marks = {MARK_INSTALLATION: str(Installation.current().pk), f"{MARK_PREFIX}operation": str(operation.pk)}
+    marks = {MARK_INSTALLATION: str(Installation.current().mark), f"{MARK_PREFIX}operation": str(operation.pk)}
     Operation.objects.filter(pk=operation.pk).update(marks=marks)
     provider: AnyProvider = open_provider("local", operation.endpoint)
     provider.create(operation.name, marks, provider.Config(command=[], env={}), within=20)

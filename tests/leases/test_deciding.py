@@ -149,7 +149,7 @@ def test_where_the_look_shows_no_marks_the_list_by_marks_decides(
         assert _adopt(operation, resource_id).resource_id == resource_id
         return
     box = rehearsal.world.of(resource_id)
-    box.resource = Resource(resource_id, box.resource.name, {MARK_INSTALLATION: str(Installation.current().pk)})
+    box.resource = Resource(resource_id, box.resource.name, {MARK_INSTALLATION: str(Installation.current().mark)})
     _refused(operation, resource_id, "foreign_marks", "no marks of ours")
 
 
