@@ -21,7 +21,7 @@ from django.db.models.functions import Coalesce, Now
 
 from cleanup.backoff import PROTECTION
 from cleanup.claims import Claim, fenced, finish_attempt
-from leases import audit, bounds, proof, reuse, transitions
+from leases import audit, bounds, holds, proof, reuse, transitions
 from leases.clock import Clock, database_now
 from leases.models import Attempt, Lease, Obligation, Receipt
 from leases.waking import wake
@@ -127,6 +127,7 @@ def _read(claim: Claim) -> tuple[Lease, Obligation, Standing] | None:
     row = fenced(claim)
     if row is None:
         return None
+    _heed_holds(lease, row)
     claim.wakes = row.wakes  # what those wakes told of is read here, under the lock
     since = row.absent_since
     return (
@@ -147,6 +148,20 @@ def _read(claim: Claim) -> tuple[Lease, Obligation, Standing] | None:
             starting=lease.epoch > 1 and reuse.starts_under_way(lease.account_id, lease.resource_id).exists(),
         ),
     )
+
+
+def _heed_holds(lease: Lease, row: Obligation) -> None:
+    """Stop and keep what is held, instead of what was demanded (design 4). Lease and row are locked.
+
+    Read here, so before every call that changes something, in the transaction that announces it: a hold that was placed
+    before has this lock first. Once a destroying call was announced nobody is promised anything any more.
+    """
+    if row.verb == Verb.STOP_ONLY or row.delete_announced_at is not None:
+        return
+    held = holds.of(lease)
+    if held.is_held:
+        transitions.hold_back(lease, held_by=[reason.name for reason in held.reasons], actor=audit.SYSTEM)
+        row.refresh_from_db(fields=["verb", "held_verb", "wakes"])
 
 
 def satisfying(lease: Lease, verb: Verb) -> Receipt | None:

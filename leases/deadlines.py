@@ -1,14 +1,16 @@
-"""The deadlines of a lease in use: the provider's own, which is kept ahead of it, and ours, at which it is released.
+"""The deadlines of a lease: the provider's own, which is kept ahead of it, and ours, at which it is released or ends.
 
-Each is an obligation that stands on an active lease alone: opened in the transaction that makes it active (attach,
-resume, succeed), closed in that of `begin_teardown`, under the lease's lock. So no deadline of a sandbox that owes its
-teardown is moved: whoever moves one announces it under the same lock, and finds the lease released or the row not his
-any more. A call that was announced before the release is not called back; the teardown lets it end before it turns the
-deadline off (`cleanup.evidence`).
+Each is an obligation that stands on a lease in use, or on a kept one, and never on one that owes its teardown: opened
+in the transaction that makes it active (attach, resume, succeed) or kept (a trigger opens its disposal), closed in the
+one that ends that, under the lease's lock. So no deadline of a sandbox that owes its teardown is moved: whoever moves
+one announces it under the same lock, and finds the lease released or the row not his any more. A call that was
+announced before the release is not called back; the teardown lets it end before it turns the deadline off
+(`cleanup.evidence`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from django.db.models.functions import Now
@@ -20,7 +22,12 @@ from providers.registry import AnyProvider, ConfigurationError, ProviderUnavaila
 SHORTEST = timedelta(seconds=30)
 """A provider's deadline is moved at most this often, whatever it reads back."""
 
-KINDS = (Obligation.Kind.EXTEND, Obligation.Kind.END_LEASE)
+KINDS = (
+    Obligation.Kind.EXTEND,
+    Obligation.Kind.END_LEASE,
+    Obligation.Kind.SETTLE_ORPHAN,
+    Obligation.Kind.DISPOSE,
+)
 
 
 def open_for(lease: Lease) -> None:
@@ -33,6 +40,23 @@ def open_for(lease: Lease) -> None:
         _owe(lease, Obligation.Kind.END_LEASE, lease.ends_at)
 
 
+def keep_ahead(lease: Lease) -> None:
+    """Keep the provider's deadline ahead of a locked lease that is kept and held. Owed once.
+
+    Also where it cannot be moved: then its handler says so to the operator, before the files are gone.
+    """
+    if lease.expires_at is None:
+        return
+    owed = Obligation.objects.filter(lease=lease, kind=Obligation.Kind.EXTEND, closed_at__isnull=True)
+    if not owed.exists():
+        _owe(lease, Obligation.Kind.EXTEND, half_way(lease.expires_at, database_now()))
+
+
+def let_come(lease: Lease) -> None:
+    """Owe nothing of the provider's deadline any more: nothing holds the sandbox of this locked, kept lease."""
+    _close([row for row in locked(lease) if row.kind == Obligation.Kind.EXTEND])
+
+
 def locked(lease: Lease) -> list[Obligation]:
     """Lock and return the open deadlines of a locked lease, by id: so a retry wakes them, without the lease's lock."""
     rows = Obligation.objects.select_for_update(no_key=True).filter(lease=lease, kind__in=KINDS, closed_at__isnull=True)
@@ -40,12 +64,15 @@ def locked(lease: Lease) -> list[Obligation]:
 
 
 def close_for(lease: Lease) -> None:
-    """Owe nothing of it any more: the lease, which is locked, owes its teardown from this transaction on.
+    """Owe nothing of it any more: the lease, which is locked, is not what it was from this transaction on.
 
     An attempt that holds such a row is superseded by the close: its id is gone from the row, so nothing that it writes
     about the row passes the fence.
     """
-    rows = locked(lease)
+    _close(locked(lease))
+
+
+def _close(rows: Sequence[Obligation]) -> None:
     if not rows:
         return
     held = [row.attempt_id for row in rows if row.attempt_id is not None]

@@ -17,7 +17,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
-from leases import audit, bounds, companies, journal, proof, startup, transitions
+from leases import audit, bounds, companies, holds, journal, proof, startup, transitions
 from leases.connections import persistently
 from leases.demands import Demand, Verb
 from leases.errors import AcquireRejected, ResumeFailed
@@ -82,7 +82,8 @@ def choose(planned: Operation, *, actor: str) -> Lease | None:
         if _is_starting(lease):
             continue
         if lease.fingerprint != planned.fingerprint or lease.account_id != planned.account_id:
-            transitions.reopen(lease, Demand(Verb.DELETE), reason=MISMATCH, actor=actor)
+            if not holds.of(lease).is_held_explicitly:  # who holds it on purpose needs it, though no run can use it
+                transitions.reopen(lease, Demand(Verb.DELETE), reason=MISMATCH, actor=actor)
         elif fitting is None and proof.is_proven_ended(lease):
             fitting = lease
     if fitting is not None and _is_disturbed(fitting):

@@ -8,6 +8,7 @@ writes the row, its obligation and its audit entry together, and leaves the rest
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from django.db import transaction
 from django.db.models.functions import Now
 
 from leases import audit, deadlines, startup
+from leases.clock import database_now
 from leases.demands import Demand, merge
 from leases.models import Attempt, Environment, Issue, Lease, Obligation, Operation, Receipt, Run
 from leases.models.environments import Policy
@@ -37,6 +39,8 @@ TABLE: tuple[tuple[str, str, str], ...] = (
     ("pending_cleanup", "expired", "settle"),
     ("pending_cleanup", "failed", "settle"),
     ("pending_cleanup", "failed", "settle_unverified"),
+    ("released", "pending_cleanup", "dispose"),
+    ("retained", "pending_cleanup", "dispose"),
 )
 """Every transition there is: from, to, the function that makes it."""
 
@@ -68,10 +72,24 @@ def resume(operation: Operation, lease: Lease, resource: Resource, *, expires_at
     The confirmed start raises the epoch: no earlier receipt proves anything about what runs now.
     """
     _require(lease, State.RELEASED)
+    deadlines.close_for(lease)
     lease.state, lease.outcome, lease.reason, lease.released_at = State.ACTIVE, "", "", None
+    lease.orphaned_at = lease.kept_until = None
     lease.expires_at = expires_at
     _start(lease, resource)
-    lease.save(update_fields=["state", "outcome", "reason", "released_at", "expires_at", "epoch", "started_as_of"])
+    lease.save(
+        update_fields=[
+            "state",
+            "outcome",
+            "reason",
+            "released_at",
+            "orphaned_at",
+            "kept_until",
+            "expires_at",
+            "epoch",
+            "started_as_of",
+        ]
+    )
     _hand_over(operation, lease)
     deadlines.open_for(lease)
     audit.record("lease.resumed", lease, company_id=lease.company_id, actor=actor, epoch=lease.epoch)
@@ -90,8 +108,10 @@ def succeed(
     lease.epoch, lease.started_as_of, lease.expires_at = predecessor.epoch, predecessor.started_as_of, expires_at
     _start(lease, resource)
     lease.save(force_insert=True)
-    predecessor.state, predecessor.successor, predecessor.expires_at = State.EXPIRED, lease, None
-    predecessor.save(update_fields=["state", "successor", "expires_at"])
+    deadlines.close_for(predecessor)
+    predecessor.state, predecessor.successor = State.EXPIRED, lease
+    predecessor.expires_at = predecessor.kept_until = None
+    predecessor.save(update_fields=["state", "successor", "expires_at", "kept_until"])
     _resolve(predecessor)
     _hand_over(operation, lease)
     deadlines.open_for(lease)
@@ -114,9 +134,10 @@ def reopen(lease: Lease, demand: Demand, *, reason: str, actor: str, started: Re
     seen of it running, if it was.
     """
     _require(lease, State.RELEASED)
-    lease.state, lease.reason = State.PENDING_CLEANUP, reason
+    deadlines.close_for(lease)
+    lease.state, lease.reason, lease.kept_until = State.PENDING_CLEANUP, reason, None
     _start(lease, started)
-    lease.save(update_fields=["state", "reason", "epoch", "started_as_of"])
+    lease.save(update_fields=["state", "reason", "kept_until", "epoch", "started_as_of"])
     obligation = _owe_teardown(lease, demand, due_at=None)
     audit.record(
         "lease.reopened",
@@ -186,6 +207,86 @@ def begin_teardown(lease: Lease, demand: Demand, *, outcome: str, reason: str, a
     return obligation
 
 
+def orphan(lease: Lease, *, actor: str = audit.SYSTEM) -> Obligation:
+    """Active -> pending_cleanup: nobody holds the lease any more. It is stopped and kept, and marked as nobody's.
+
+    Stop-only, because a recovery may need its files; the mark stays, so that it is destroyed as soon as nothing needs
+    them (domain T-17). The caller has locked issue, run and lease, and re-checked that nobody holds it.
+    """
+    demand = Demand(Obligation.Verb.STOP_ONLY)
+    reason = "orphaned_active_lease_recovered"
+    obligation = begin_teardown(lease, demand, outcome=Lease.Outcome.FAILED, reason=reason, actor=actor)
+    lease.orphaned_at = Now()
+    lease.save(update_fields=["orphaned_at"])
+    return obligation
+
+
+def dispose(lease: Lease, *, reason: str, actor: str) -> Obligation:
+    """Released or retained -> pending_cleanup: the kept sandbox is to be destroyed, by its own record (domain T-18).
+
+    Asks no provider. The epoch stays: it was proven stopped, so that a hold which comes before a destroying call is
+    announced finds that proof again. The caller has locked the lease and seen that nothing holds it (`leases.holds`),
+    which is looked at again before every destroying call.
+    """
+    _require(lease, State.RELEASED, State.RETAINED)
+    deadlines.close_for(lease)
+    lease.state, lease.policy, lease.scope, lease.reason = State.PENDING_CLEANUP, Policy.EPHEMERAL, "", reason
+    lease.kept_until = None
+    lease.save(update_fields=["state", "policy", "scope", "reason", "kept_until"])
+    obligation = _owe_teardown(lease, Demand(Obligation.Verb.DELETE), due_at=None)
+    audit.record("lease.disposed", lease, company_id=lease.company_id, actor=actor, reason=reason, epoch=lease.epoch)
+    return obligation
+
+
+def hold_back(lease: Lease, *, held_by: Sequence[str], actor: str) -> bool:
+    """pending_cleanup stays: what may destroy the sandbox of a locked lease becomes stop-only, because it is held.
+
+    Returns whether it is stop-only now; False where a destroying call was announced already, which cannot be called
+    back. What was demanded is kept, so that the sandbox is destroyed as soon as nothing holds it.
+    """
+    _require(lease, State.PENDING_CLEANUP)
+    owed = _open_teardown(lease)
+    if owed.verb == Obligation.Verb.STOP_ONLY:
+        return True
+    if owed.delete_announced_at is not None:
+        return False
+    owed.held_verb, owed.verb = owed.verb, Obligation.Verb.STOP_ONLY
+    owed.save(update_fields=["held_verb", "verb"])
+    wake(owed.pk)
+    audit.record(
+        "lease.held_back",
+        lease,
+        company_id=lease.company_id,
+        actor=actor,
+        verb=owed.held_verb,
+        held_by=sorted(held_by),
+    )
+    return True
+
+
+def keep_until(lease: Lease, until: datetime | None, *, actor: str, reason: str) -> None:
+    """Released or retained stays: an operator says until when the sandbox of a locked lease is kept."""
+    _require(lease, State.RELEASED, State.RETAINED)
+    lease.kept_until = until
+    lease.save(update_fields=["kept_until"])
+    audit.record(
+        "lease.kept_until",
+        lease,
+        company_id=lease.company_id,
+        actor=actor,
+        reason=reason,
+        until=until.isoformat() if until else None,
+    )
+
+
+def mark_orphaned(lease: Lease, *, actor: str, reason: str) -> None:
+    """Released or retained stays: an operator says that a kept sandbox is nobody's. The lease is locked."""
+    _require(lease, State.RELEASED, State.RETAINED)
+    lease.orphaned_at = Now()
+    lease.save(update_fields=["orphaned_at"])
+    audit.record("lease.marked_orphaned", lease, company_id=lease.company_id, actor=actor, reason=reason)
+
+
 def merge_demand(
     lease: Lease, demand: Demand, *, actor: str, reason: str, explicit_stop: bool = False, authorised: bool = False
 ) -> Obligation:
@@ -229,7 +330,8 @@ def settle(lease: Lease, obligation: Obligation, receipt: Receipt) -> None:
         raise ValueError(f"receipt {receipt.pk} proves nothing about epoch {lease.epoch} of lease {lease.pk}")
     lease.state = settled_state(receipt.evidence, policy=lease.policy, outcome=lease.outcome)
     lease.files_lost = obligation.verb == Obligation.Verb.STOP_ONLY and receipt.evidence != Evidence.STOPPED
-    lease.save(update_fields=["state", "files_lost"])
+    lease.kept_until = kept_until(lease, obligation) if lease.state in Lease.KEPT else None
+    lease.save(update_fields=["state", "files_lost", "kept_until"])
     close(obligation, Obligation.ClosedAs.PROVEN)
     if lease.state != State.RELEASED:
         _resolve(lease)
@@ -243,6 +345,20 @@ def settle(lease: Lease, obligation: Obligation, receipt: Receipt) -> None:
     )
     if lease.files_lost:
         audit.record("lease.files_lost", lease, company_id=lease.company_id, evidence=receipt.evidence)
+
+
+def kept_until(lease: Lease, obligation: Obligation) -> datetime | None:
+    """Return until when a sandbox is kept that this teardown stopped, None: until an operator decides.
+
+    By what the lease recorded of its environment. One that is kept only because a hold forbade its destruction has no
+    time of its own.
+    """
+    now = database_now()
+    if obligation.held_verb:
+        return now
+    if lease.scope and lease.state == State.RELEASED:
+        return now + lease.reuse_idle_for
+    return now + lease.retain_for if lease.retain_for is not None else None
 
 
 # What an operator ends without proof (`leases.deciding`). It is never a receipt, and stays visible as debt.
@@ -408,8 +524,8 @@ def _end_attempt(obligation: Obligation, outcome: Attempt.Outcome) -> None:
         )
 
 
-def _require(lease: Lease, state: Lease.State) -> None:
+def _require(lease: Lease, *states: Lease.State) -> None:
     if not transaction.get_connection().in_atomic_block:
         raise RuntimeError("a transition runs in a transaction that holds the lease's lock")
-    if lease.state != state:
-        raise ValueError(f"lease {lease.pk} is {lease.state}, not {state}")
+    if lease.state not in states:
+        raise ValueError(f"lease {lease.pk} is {lease.state}, not {' or '.join(states)}")
