@@ -115,7 +115,7 @@ def _stop(company_id: UUID, run_id: UUID | None, lease_id: UUID | None, actor: s
             ids = [lease_id] if there else []
         for pk in ids:
             reached += _stop_lease(_locked(pk, company_id), actor)
-        reached += _cancel_starts(operations, actor)
+        reached += cancel_starts(operations, actor)
     return reached
 
 
@@ -132,7 +132,7 @@ def _stop_lease(lease: Lease, actor: str) -> int:
     return 1
 
 
-def _cancel_starts(starts: QuerySet[Operation], actor: str) -> int:
+def cancel_starts(starts: QuerySet[Operation], actor: str) -> int:
     """Cancel startups in progress. Their recovery is woken: it looks now, and owns what it finds at once.
 
     It waits for no set-up. What the caller is still answered finds the operation cancelled.

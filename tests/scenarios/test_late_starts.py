@@ -302,14 +302,14 @@ def test_a_stop_reaches_a_lease_that_is_attached_at_that_moment(
     rehearsal.world.after["create"] = created
     acquiring = Background(lambda: acquire(rehearsal))  # ad hoc: there is no run to stop it by
     created.wait()
-    lease_id, real = Operation.objects.get().lease_uuid, leases.releasing._cancel_starts
+    lease_id, real = Operation.objects.get().lease_uuid, leases.releasing.cancel_starts
 
     def cancel(*args: Any) -> int:
         if not cancelling.reached.is_set():
             cancelling()
         return real(*args)
 
-    monkeypatch.setattr(leases.releasing, "_cancel_starts", cancel)
+    monkeypatch.setattr(leases.releasing, "cancel_starts", cancel)
     stopping = Background(lambda: leases.stop(company_id=rehearsal.company.pk, lease_id=lease_id))
     cancelling.wait()
     created.open()
