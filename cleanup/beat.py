@@ -33,6 +33,7 @@ from django_celery_beat.schedulers import DatabaseScheduler, ModelEntry
 from kombu import Producer
 
 from cleanup import alarm, leadership
+from cleanup.claims import LANE
 from cleanup.listening import NotDirect, Session
 from cleanup.publishing import ONCE_AGAIN, Publisher
 from cleanup.reckoning import Reckoning
@@ -41,6 +42,7 @@ from leases.clock import boottime
 logger = logging.getLogger(__name__)
 
 SWEEP = "cleanup.tasks.sweep"
+SETTLE_OWNERSHIP = "cleanup.tasks.settle_ownership"
 QUEUE = "paperclip"
 
 CAP = 300.0
@@ -160,11 +162,15 @@ class Scheduler(DatabaseScheduler):  # type: ignore[misc]
         self._arm(0.0 if math.isnan(moment) else moment)
 
     def _send_hints(self, accounts: Sequence[UUID]) -> None:
-        """Send a hint for each account, until the broker fails: what is left lapses and is hinted at again."""
+        """Send a hint for each account, until the broker fails: what is left lapses and is hinted at again.
+
+        The built-in lane has a task of its own, so that its work is told apart by whoever looks at the broker.
+        """
         for account in accounts:
 
             def send(producer: Producer, account: UUID = account) -> None:
-                self.send_task(SWEEP, [str(account)], queue=QUEUE, producer=producer, **ONCE_AGAIN)
+                task, arguments = (SETTLE_OWNERSHIP, []) if account == LANE else (SWEEP, [str(account)])
+                self.send_task(task, arguments, queue=QUEUE, producer=producer, **ONCE_AGAIN)
 
             if not self._publisher.attempt(send):
                 break

@@ -5,6 +5,9 @@ All SQL of the engine's locking is here. The rules (design 2.2, 4, 5, 6):
 - A claim locks the account row, then obligations with SKIP LOCKED, and locks nothing after. It holds nothing before, so
   waiting for the account row cannot deadlock. Under that lock the rows in flight are counted, so two claimers at a full
   account cannot both pass its limit. A row whose protection ended counts no more: it is itself due.
+- Rows that call no provider name no account. They share the built-in lane, which is claimed like an account under the
+  id `LANE`: its lock is the row of the installation, its limit a constant, and nothing blocks it.
+- Verification of history comes last, and never takes more than a tenth of an account's places (one at least).
 - `attempt_id` is made by the claimer beforehand. After a COMMIT whose reply was lost the worker asks for the rows that
   carry its ids (`reclaim`), so a claim is neither lost nor made twice.
 - Every disposition is written `WHERE attempt_id = mine` (`postpone`, `quiet_down`, `transitions.close` after `fenced`).
@@ -36,6 +39,15 @@ def _interval(seconds: float) -> Any:
 
 _PROTECTION = _interval(PROTECTION)
 
+LANE = UUID(int=0)
+"""Stands for the built-in lane where an account's id is asked for. No account has this id."""
+
+LANE_LIMIT = 50
+"""How many rows of the built-in lane may be in flight at once. They wait for nobody but this database."""
+
+VERIFICATION_SHARE = 10
+"""At most one in so many places of an account, and one at least, is given to the verification of history."""
+
 
 @dataclass(slots=True)
 class Claim:
@@ -44,11 +56,13 @@ class Claim:
     obligation_id: int
     attempt_id: UUID
     kind: str
-    company_id: UUID
+    company_id: UUID | None
     account_id: UUID
+    """`LANE` where the row names no account."""
     lease_id: UUID | None
     operation_id: UUID | None
     run_id: UUID | None
+    installation_id: UUID | None
     wakes: int
     failures: int
     busy_count: int
@@ -57,8 +71,22 @@ class Claim:
     """Its protection was not renewed any more: another attempt may have the row."""
 
     @property
+    def company(self) -> UUID:
+        """The company of whatever is not the whole installation's (`obligation_names_its_company`)."""
+        if self.company_id is None:
+            raise TypeError(f"a {self.kind} has no company")
+        return self.company_id
+
+    @property
+    def installation(self) -> UUID:
+        """The installation of what concerns the whole fleet (`obligation_has_the_subject_of_its_kind`)."""
+        if self.installation_id is None:
+            raise TypeError(f"a {self.kind} has no installation")
+        return self.installation_id
+
+    @property
     def lease(self) -> UUID:
-        """The lease of a teardown (`obligation_has_the_subject_of_its_kind`)."""
+        """The lease of a teardown and of all that stands on a lease (the same constraint)."""
         if self.lease_id is None:
             raise TypeError(f"a {self.kind} has no lease")
         return self.lease_id
@@ -86,12 +114,15 @@ class Selection:
     company_id: UUID | None = None
     lease_id: UUID | None = None
     obligation_id: int | None = None
+    ahead: float = 0.0
+    """Seconds: what is due within them counts as due. For a second look at one row, soon after the first."""
 
 
 ALL = Selection()
 
-_COLUMNS = """
-    id, attempt_id, kind, company_id, account_id, lease_id, operation_id, run_id, wakes, failures, busy_count
+_COLUMNS = f"""
+    id, attempt_id, kind, company_id, coalesce(account_id, '{LANE}') AS account_id, lease_id, operation_id, run_id,
+    installation_id, wakes, failures, busy_count
 """  # of the claim
 
 _LOCK_ACCOUNT = """
@@ -102,29 +133,40 @@ SELECT concurrency_limit,
    FOR NO KEY UPDATE
 """
 
-# What a person asked for goes first, then deadlines of providers, which do not wait, then what is due longest. Behind
-# an open circuit only the probe is claimed; the provider's own Retry-After holds that too, since a probe is a call like
-# any other.
+_LOCK_LANE = f"SELECT {LANE_LIMIT}, false, false FROM leases_installation FOR NO KEY UPDATE"  # noqa: S608 - a constant
+
+# What a person asked for goes first, then deadlines of providers, which do not wait, then what is due longest; what is
+# verified of the past gets what all that leaves. Behind an open circuit only the probe is claimed; the provider's own
+# Retry-After holds that too, since a probe is a call like any other. The two kinds of picking read an index each, so
+# that neither costs the other anything: `obligation_due` and `obligation_verified`.
 _CLAIM = """
 WITH room AS (
     -- A probe takes no place, so that a full account can still be asked whether it works.
-    SELECT CASE WHEN %(broken)s THEN 1 ELSE greatest(0, least(%(want)s, %(limit)s - count(*))) END AS n
+    SELECT CASE WHEN %(broken)s THEN 1 ELSE greatest(0, least(%(want)s, %(limit)s - count(*))) END AS n,
+           CASE WHEN %(broken)s THEN 0
+                ELSE greatest(0, %(verifying)s - count(*) FILTER (WHERE kind = 'verify_end')) END AS verifying
       FROM leases_obligation
-     WHERE account_id = %(account)s AND attempt_id IS NOT NULL AND due_at > now() AND kind <> 'probe_account'
-), picked AS (
+     WHERE {whose} AND attempt_id IS NOT NULL AND due_at > now() AND kind <> 'probe_account'
+), first AS (
     SELECT id, attempt_id AS previous
       FROM leases_obligation
-     WHERE account_id = %(account)s AND due_at <= now()
+     WHERE {whose} AND due_at <= now() + %(ahead)s AND kind <> 'verify_end'
        AND NOT %(blocked)s AND (kind = 'probe_account' OR NOT %(broken)s)
-       AND (%(kinds)s::text[] IS NULL OR kind = ANY(%(kinds)s))
-       AND (%(company)s::uuid IS NULL OR company_id = %(company)s)
-       AND (%(lease)s::uuid IS NULL OR lease_id = %(lease)s)
-       AND (%(obligation)s::bigint IS NULL OR id = %(obligation)s)
+       AND {selected}
      ORDER BY requests > requests_served DESC, kind = 'extend' DESC, due_at
      LIMIT (SELECT n FROM room)
        FOR UPDATE SKIP LOCKED
+), last AS (
+    SELECT id, attempt_id AS previous
+      FROM leases_obligation
+     WHERE {whose} AND due_at <= now() + %(ahead)s AND kind = 'verify_end'
+       AND NOT %(blocked)s AND NOT %(broken)s
+       AND {selected}
+     ORDER BY requests > requests_served DESC, due_at
+     LIMIT (SELECT least(verifying, n - (SELECT count(*) FROM first)) FROM room)
+       FOR UPDATE SKIP LOCKED
 ), numbered AS (
-    SELECT id, previous, row_number() OVER () AS n FROM picked
+    SELECT id, previous, row_number() OVER () AS n FROM (SELECT * FROM first UNION ALL SELECT * FROM last) picked
 ), superseded AS (
     UPDATE leases_attempt a SET finished_at = now(), outcome = 'superseded'
       FROM numbered WHERE a.id = numbered.previous AND a.finished_at IS NULL
@@ -143,6 +185,28 @@ WITH room AS (
 SELECT {columns} FROM claimed
 """
 
+_SELECTED = """
+           (%(kinds)s::text[] IS NULL OR kind = ANY(%(kinds)s))
+       AND (%(company)s::uuid IS NULL OR company_id = %(company)s)
+       AND (%(lease)s::uuid IS NULL OR lease_id = %(lease)s)
+       AND (%(obligation)s::bigint IS NULL OR id = %(obligation)s)
+       AND (attempt_id IS NULL OR due_at <= now())  -- a protection that will end is one
+"""
+
+
+def claiming(account_id: UUID) -> str:
+    """Return the statement that claims, for an account or for the built-in lane. Exposed so that its plan is tested."""
+    return _CLAIM.format(columns=_COLUMNS, selected=_SELECTED, whose=_whose(account_id))
+
+
+def _whose(account_id: UUID) -> str:
+    return "account_id IS NULL" if account_id == LANE else "account_id = %(account)s"
+
+
+def lane_of(row: Obligation) -> UUID:
+    """Return the id under which a row is claimed: its account's, or `LANE`."""
+    return LANE if row.account_id is None else row.account_id
+
 
 def _claim(row: tuple[Any, ...], at: float) -> Claim:
     return Claim(*(*row, at))
@@ -158,21 +222,25 @@ def claim(
 ) -> list[Claim]:
     """Claim up to `len(ids)` due obligations of an account and return them; fewer when its limit or the debt is less.
 
+    `account_id` is `LANE` for what names no account.
+
     Raises Django's `OperationalError` when the connection broke; then `reclaim(ids)` tells what was claimed.
     """
     at = clock()
     with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute(_LOCK_ACCOUNT, {"account": account_id})
+        cursor.execute(_LOCK_LANE if account_id == LANE else _LOCK_ACCOUNT, {"account": account_id})
         row = cursor.fetchone()
         if row is None:
             return []
         limit, broken, blocked = row
         cursor.execute(
-            _CLAIM.format(columns=_COLUMNS),
+            claiming(account_id),
             {
                 "account": account_id,
                 "want": len(ids),
                 "limit": limit,
+                "verifying": max(1, limit // VERIFICATION_SHARE),
+                "ahead": _interval(selection.ahead),
                 "blocked": blocked,
                 "broken": broken,
                 "kinds": list(selection.kinds) or None,
@@ -258,6 +326,8 @@ def may_send(claim: Claim, bound: float, margin: float, *, clock: Clock) -> bool
     return not claim.lost and clock() + bound + margin <= claim.renewed_at + PROTECTION
 
 
+_STANDING = [kind.value for kind in Obligation.STANDING]
+
 _POSTPONE = """
 UPDATE leases_obligation
    SET attempt_id = NULL, worker = NULL, claimed_at = NULL,
@@ -267,7 +337,8 @@ UPDATE leases_obligation
        busy_count = CASE WHEN %(busy)s THEN busy_count + 1 WHEN %(keeps_busy)s THEN busy_count ELSE 0 END,
        last_error_kind = CASE WHEN %(error_kind)s = '' AND %(failed)s = 0 THEN last_error_kind ELSE %(error_kind)s END,
        escalated_at = coalesce(escalated_at, CASE
-           WHEN failures + %(failed)s >= %(escalate_failures)s OR owed_since <= now() - %(escalate_after)s
+           WHEN failures + %(failed)s >= %(escalate_failures)s
+                OR owed_since <= now() - %(escalate_after)s AND kind <> ALL(%(standing)s)
            THEN now() END)
  WHERE id = %(id)s AND attempt_id = %(attempt)s
 RETURNING escalated_at = now()
@@ -288,7 +359,8 @@ def postpone(
     """Give the row back, due later: in `delay` seconds of the database's clock, or at `until`. Returns whether it held.
 
     A wake that came since the claim makes it due now instead; a failure keeps its cooldown, unless a person asked.
-    A hand-back keeps the busy count. Escalates once, at the fifth failure or when owed too long (design 5).
+    A hand-back keeps the busy count. Escalates once, at the fifth failure or when owed too long (design 5); what stands
+    for long by its nature is not owed too long.
     """
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(
@@ -306,6 +378,7 @@ def postpone(
                 "error_kind": error_kind,
                 "escalate_failures": ESCALATE_AT_FAILURES,
                 "escalate_after": _interval(ESCALATE_AFTER),
+                "standing": _STANDING,
             },
         )
         row = cursor.fetchone()
@@ -393,27 +466,32 @@ def finish_attempt(claim: Claim, outcome: Attempt.Outcome, *, error_kind: str = 
     )
 
 
+_OVERDUE = """
+WITH overdue AS (
+    SELECT o.id FROM leases_obligation o
+     WHERE {whose} AND o.closed_at IS NULL AND o.kind <> ALL(%(standing)s)
+       AND o.escalated_at IS NULL AND o.owed_since <= now() - %(after)s
+       AND {open}
+       FOR NO KEY UPDATE SKIP LOCKED  -- whoever has it locked settles it, which escalates too
+)
+UPDATE leases_obligation o SET escalated_at = now() FROM overdue WHERE o.id = overdue.id
+RETURNING o.id
+"""
+
+_NOT_BEHIND_A_CIRCUIT = """(o.kind = 'probe_account'
+        OR EXISTS (SELECT 1 FROM leases_provideraccount a WHERE a.id = o.account_id AND a.circuit = 'closed'))"""
+
+
 def escalate_overdue(account_id: UUID) -> None:
     """Escalate what this account has owed for too long without being tried (it was full, or nobody came).
 
-    Behind an open circuit the probe escalates for all of them (design 6).
+    Behind an open circuit the probe escalates for all of them (design 6). `account_id` is `LANE` for the built-in lane.
     """
+    circuit = "true" if account_id == LANE else _NOT_BEHIND_A_CIRCUIT
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(
-            """
-            WITH overdue AS (
-                SELECT o.id FROM leases_obligation o
-                 WHERE o.account_id = %(account)s AND o.closed_at IS NULL
-                   AND o.escalated_at IS NULL AND o.owed_since <= now() - %(after)s
-                   AND (o.kind = 'probe_account'
-                        OR EXISTS (SELECT 1 FROM leases_provideraccount a
-                                    WHERE a.id = o.account_id AND a.circuit = 'closed'))
-                   FOR NO KEY UPDATE SKIP LOCKED  -- whoever has it locked settles it, which escalates too
-            )
-            UPDATE leases_obligation o SET escalated_at = now() FROM overdue WHERE o.id = overdue.id
-            RETURNING o.id
-            """,
-            {"account": account_id, "after": _interval(ESCALATE_AFTER)},
+            _OVERDUE.format(whose=f"o.{_whose(account_id)}", open=circuit),
+            {"account": account_id, "after": _interval(ESCALATE_AFTER), "standing": _STANDING},
         )
         ids = [row[0] for row in cursor.fetchall()]
         for pk in ids:

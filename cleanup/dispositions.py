@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 
 from cleanup import accounts, backoff, claims, work
-from cleanup.claims import Claim
+from cleanup.claims import LANE, Claim
 from cleanup.decisions import is_about_the_account
 from cleanup.work import Outcome
 from leases.models import Attempt, Obligation
@@ -19,6 +19,11 @@ Kind = Attempt.Outcome
 
 UNPROVEN_DELAY = 1.0
 """Seconds after which a row is due again whose proof did not fit any more when it was to be settled."""
+
+CONTENDED_DELAY = 30.0
+"""Seconds after which a row is due again whose settle met a lock. Earlier looks are hints (`Engine.on_contended`)."""
+CONTENDED = "contended"
+"""What that is called in a tally; in the history it is a hand-back like others."""
 
 _ANSWERS = frozenset({ErrorKind.NAME_TAKEN, ErrorKind.NOT_FOUND, ErrorKind.INVALID, ErrorKind.REFUSED})
 """Failures that only an account that works can answer with. A timeout neither opens a circuit nor resets it."""
@@ -56,6 +61,12 @@ def write(claim: Claim, outcome: Outcome, *, called: bool, random: Random) -> Wr
             _answered(claim, called)
             held = claims.owe_again(claim, Kind.EXTENDED, at=until)
             return Written(Kind.EXTENDED if held else Kind.SUPERSEDED)
+        case work.Held(until=until):
+            held = claims.owe_again(claim, Kind.HELD, at=until)
+            return Written(Kind.HELD if held else Kind.SUPERSEDED)
+        case work.Contended():
+            held = claims.postpone(claim, Kind.HANDED_BACK, delay=CONTENDED_DELAY)
+            return Written(CONTENDED if held else Kind.SUPERSEDED)
         case work.NeedsOperator(why=why, still=still):
             claims.quiet_down(claim, why, still=still)
             return Written(Kind.QUIETED)
@@ -78,7 +89,7 @@ def write(claim: Claim, outcome: Outcome, *, called: bool, random: Random) -> Wr
 
 
 def _answered(claim: Claim, called: bool) -> None:  # noqa: FBT001 - private
-    if called:
+    if called and claim.account_id != LANE:
         accounts.answered(claim)
 
 
@@ -97,7 +108,7 @@ def _failed(claim: Claim, failure: work.Failed, random: Random) -> Written:
         error_kind=failure.kind,
         excerpt=failure.excerpt,
     )
-    if held and claim.kind != Obligation.Kind.PROBE_ACCOUNT:
+    if held and claim.kind != Obligation.Kind.PROBE_ACCOUNT and claim.account_id != LANE:
         if failure.about_account or is_about_the_account(failure.kind):
             accounts.failed(claim, failure.kind)
         elif failure.kind in _ANSWERS:

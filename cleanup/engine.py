@@ -1,4 +1,4 @@
-"""The engine: claims what an account owes, works on hundreds of rows at once, and writes what became of them.
+"""The engine: claims what is owed, works on hundreds of rows at once, and writes what became of them.
 
 One thread (the caller's) does all database work, over its one connection; every provider call runs in a daemon thread
 of its own, outside any transaction, and is given up on when it overruns its bound. So a slow call holds up nothing but
@@ -27,9 +27,9 @@ from django.db.models import Min, QuerySet
 from django.db.models.functions import Now
 
 from cleanup import claims, work
-from cleanup.claims import ALL, Claim, Selection
+from cleanup.claims import ALL, LANE, Claim, Selection
 from cleanup.decisions import is_about_the_account
-from cleanup.dispositions import Written, write
+from cleanup.dispositions import CONTENDED, Written, write
 from cleanup.handlers import HANDLERS
 from cleanup.keeper import KEEPER, Keeper
 from cleanup.opening import open_recorded
@@ -106,6 +106,8 @@ class Engine:
     """Called when a row was let go of, whatever came of it."""
     on_busy: Callable[[Claim, float], None] | None = None
     """Told of a row in transition and the seconds until it is due: a chance to look earlier."""
+    on_contended: Callable[[Claim], None] | None = None
+    """Told of a row whose settle met a lock, and which is due much later than the lock will last: the same chance."""
 
     def __post_init__(self) -> None:
         self.worker = worker_name()
@@ -124,7 +126,8 @@ class Engine:
     ) -> Tally:
         """Work on what the account owes now, for at most `seconds` of claiming, and return what was done.
 
-        `limit` bounds the rows claimed. Ends when nothing more can be claimed and nothing is in flight.
+        `account_id` is `claims.LANE` for what names no account. `limit` bounds the rows claimed. Ends when nothing more
+        can be claimed and nothing is in flight.
         """
         self.tally = Tally()
         if _UNREADY.get(account_id, 0.0) > time.monotonic():
@@ -236,8 +239,7 @@ class Engine:
             self._finish(task, work.HandBack(_NOT_SENT_DELAY))
         except ProviderError as error:
             if error.kind == ErrorKind.NOT_READY:
-                self._unready_for(task.claim.account_id, error)
-                self._finish(task, work.HandBack(kind=ErrorKind.NOT_READY, excerpt=error.excerpt))
+                self._hand_back_unready(task, error, error.excerpt)
             else:
                 unanswered = (
                     error.kind == ErrorKind.TIMEOUT and task.call is not None and task.call.name == work.IDENTIFY
@@ -247,8 +249,7 @@ class Engine:
         except CredentialUnusable as error:
             self._finish(task, work.NeedsOperator(error.why, error.still))
         except (ProviderUnavailable, SecretUnavailable) as error:
-            self._unready_for(task.claim.account_id, error)
-            self._finish(task, work.HandBack(kind=ErrorKind.NOT_READY, excerpt=str(error)))
+            self._hand_back_unready(task, error, str(error))
         except ConfigurationError as error:
             if task.claim.kind == Obligation.Kind.PROBE_ACCOUNT:
                 # Asked with the account as it is today: it can be put right, and then has to be asked again.
@@ -323,21 +324,31 @@ class Engine:
         self.tally.count(written.outcome)
         if self.on_finished:
             self.on_finished(claim)
-        if self.on_busy and written.looks_again_in is not None:
-            try:
+        try:
+            if self.on_busy and written.looks_again_in is not None:
                 self.on_busy(claim, written.looks_again_in)
-            except Exception as error:  # noqa: BLE001 - a hint that cannot be sent (the broker is away) costs only time
-                log.warning("no early look at obligation %s: %s", claim.obligation_id, type(error).__name__)
+            elif self.on_contended and written.outcome == CONTENDED:
+                self.on_contended(claim)
+        except Exception as error:  # noqa: BLE001 - a hint that cannot be sent (the broker is away) costs only time
+            log.warning("no early look at obligation %s: %s", claim.obligation_id, type(error).__name__)
 
     def _let_go(self, task: _Task) -> None:
         self.keeper.release(task.claim)
         self.slots.give_back()
         self._held -= 1
 
-    def _unready_for(self, account_id: UUID, error: Exception) -> None:
-        self._unready = True
-        _UNREADY[account_id] = time.monotonic() + UNREADY_FOR
+    def _hand_back_unready(self, task: _Task, error: Exception, excerpt: str) -> None:
+        """Give a row back for which this process lacks an adapter or a secret, and claim none of its account for now.
+
+        In the built-in lane the next row is of another provider, or of none: only this one waits.
+        """
+        account_id = task.claim.account_id
         log.error("this worker is not ready for account %s: %s", account_id, error)
+        delay = UNREADY_FOR if account_id == LANE else 0.0
+        if account_id != LANE:
+            self._unready = True
+            _UNREADY[account_id] = time.monotonic() + UNREADY_FOR
+        self._finish(task, work.HandBack(delay, kind=ErrorKind.NOT_READY, excerpt=excerpt))
 
     def _abandon_rest(self) -> None:
         """Let go of what is still open: nobody renews it any more, so it falls due when its protection ends."""
@@ -356,8 +367,11 @@ def _begin(claim: Claim, context: Context) -> Generator[Call, Any, Outcome]:
 
 
 def due(selection: Selection = ALL, *, provider: str | None = None) -> QuerySet[Obligation]:
-    """Return the obligations that are due now, of this selection and, if given, at accounts of this provider."""
-    rows = Obligation.objects.filter(due_at__lte=Now())
+    """Return the obligations that are due now, of this selection and, if given, at accounts of this provider.
+
+    What calls no provider is at none.
+    """
+    rows = Obligation.objects.filter(closed_at__isnull=True, due_at__lte=Now())
     if selection.kinds:
         rows = rows.filter(kind__in=selection.kinds)
     if selection.company_id:
@@ -370,13 +384,18 @@ def due(selection: Selection = ALL, *, provider: str | None = None) -> QuerySet[
 
 
 def accounts_with_due_work(selection: Selection = ALL, *, provider: str | None = None) -> list[UUID]:
-    """Return the accounts that owe something now, those owing longest first."""
+    """Return the accounts that owe something now, those owing longest first; `LANE` stands for the built-in lane."""
     rows = due(selection, provider=provider).values("account_id").annotate(first=Min("due_at"))
-    return list(rows.order_by("first").values_list("account_id", flat=True))
+    accounts: list[UUID | None] = list(rows.order_by("first").values_list("account_id", flat=True))
+    return [LANE if account_id is None else account_id for account_id in accounts]
 
 
 def hand_on(account_id: UUID) -> None:
     """Let what is due be hinted now: the hint that led to a sweep is used up. Clearing it wakes the beat (trigger)."""
+    if account_id == LANE:
+        lane = Installation.objects.filter(hinted_until__gt=Now())
+        persistently(lambda: lane.update(hinted_until=None))
+        return
     hinted = ProviderAccount.objects.filter(pk=account_id, hinted_until__gt=Now())
     persistently(lambda: hinted.update(hinted_until=None))
 

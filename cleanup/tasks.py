@@ -15,8 +15,9 @@ from celery.signals import worker_shutting_down
 from django.db.models.functions import Now
 
 from cleanup import engine
-from cleanup.claims import Claim, Selection
-from leases.models import Obligation
+from cleanup.claims import LANE, Claim, Selection, lane_of
+from cleanup.dispositions import CONTENDED, CONTENDED_DELAY
+from leases.models import Attempt, Obligation
 from leases.signals import lease_draining
 from leases.waking import wake
 
@@ -28,6 +29,10 @@ SETTLE_AFTER = 5
 SETTLE_FROM = 2
 """Busy looks before the one that begins a chain: the next would be due in 8 s (2, 4, 8, ...)."""
 SETTLE_TIMES = 5
+
+AGAIN_AFTER = 2
+AGAIN_TIMES = 5
+"""Looks at a row whose settle met a lock. A transaction that holds one lasts milliseconds."""
 
 _stopping = threading.Event()
 
@@ -41,10 +46,20 @@ def _stop_claiming(**_: Any) -> None:
 @shared_task(ignore_result=True)
 def sweep(account_id: str) -> None:
     """Work on what one account owes now."""
-    account = UUID(account_id)
-    tally = engine.Engine(stopping=_stopping.is_set, on_busy=_look_again_soon).sweep(account, seconds=SWEEP_SECONDS)
+    _sweep(UUID(account_id))
+
+
+@shared_task(ignore_result=True)
+def settle_ownership() -> None:
+    """Work on what calls no provider: who holds what, what has ended, what is to be kept and what to be destroyed."""
+    _sweep(LANE)
+
+
+def _sweep(account_id: UUID) -> None:
+    worker = engine.Engine(stopping=_stopping.is_set, on_busy=_look_again_soon, on_contended=_look_at_again_soon)
+    tally = worker.sweep(account_id, seconds=SWEEP_SECONDS)
     if tally.out_of_time or tally.hands_on or _stopping.is_set():
-        engine.hand_on(account)
+        engine.hand_on(account_id)
 
 
 @shared_task(bind=True, ignore_result=True, max_retries=SETTLE_TIMES)
@@ -57,9 +72,27 @@ def settle(self: Task[..., None], obligation_id: int) -> None:
         return
     wake(row.pk)
     selection = Selection(obligation_id=row.pk)
-    tally = engine.Engine(stopping=_stopping.is_set).sweep(row.account_id, seconds=SWEEP_SECONDS, selection=selection)
+    tally = engine.Engine(stopping=_stopping.is_set).sweep(lane_of(row), seconds=SWEEP_SECONDS, selection=selection)
     if tally.outcomes.get("busy") and self.request.retries < SETTLE_TIMES:
         raise self.retry(countdown=SETTLE_AFTER * (self.request.retries + 1))
+
+
+@shared_task(bind=True, ignore_result=True, max_retries=AGAIN_TIMES)
+def look_at_again(self: Task[..., None], obligation_id: int) -> None:
+    """Look again at a row whose settle met a lock, earlier than the row is due; at most `AGAIN_TIMES` more.
+
+    Wakes nothing, and so writes and notifies nothing where somebody else came first: it claims this row although it is
+    due a little later, and only while its last attempt is that hand-back. So no cooldown is cut short, and a sweep that
+    meets the lock anew begins the next chain no earlier than the row's own due time.
+    """
+    row = Obligation.objects.filter(pk=obligation_id, closed_at__isnull=True, attempt_id__isnull=True, quiet="").first()
+    last = row.attempts.order_by("-claimed_at").first() if row is not None else None
+    if row is None or last is None or last.outcome != Attempt.Outcome.HANDED_BACK:
+        return
+    selection = Selection(obligation_id=row.pk, ahead=CONTENDED_DELAY)
+    tally = engine.Engine(stopping=_stopping.is_set).sweep(lane_of(row), seconds=SWEEP_SECONDS, selection=selection)
+    if tally.outcomes.get(CONTENDED) and self.request.retries < AGAIN_TIMES:
+        raise self.retry(countdown=AGAIN_AFTER)
 
 
 @shared_task(bind=True, ignore_result=True, max_retries=None)
@@ -83,6 +116,10 @@ def _look_again_soon(claim: Claim, due_in: float) -> None:
     """Begin one chain of early looks, when a transition first lasts longer than they take."""
     if due_in > SETTLE_AFTER and claim.busy_count == SETTLE_FROM:
         settle.apply_async((claim.obligation_id,), countdown=SETTLE_AFTER)
+
+
+def _look_at_again_soon(claim: Claim) -> None:
+    look_at_again.apply_async((claim.obligation_id,), countdown=AGAIN_AFTER)
 
 
 def _look_whether_drained(obligation_id: int, drain_seconds: int, **_: Any) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from uuid import UUID, uuid4
 
 import leases
-from cleanup.claims import Selection
+from cleanup.claims import Selection, lane_of
 from cleanup.engine import Engine
 from leases.errors import LeaseError, WorkFailed
 from leases.models import Lease, Obligation, Operation
@@ -109,7 +109,7 @@ def _pay(company_id: UUID, key: str, within: float) -> Iterator[Step]:
         return  # refused before anything was journalled
     began = time.monotonic()
     while (row := _next(operation)) is not None and time.monotonic() - began < within:
-        Engine().sweep(row.account_id, selection=Selection(obligation_id=row.pk))
+        Engine().sweep(lane_of(row), selection=Selection(obligation_id=row.pk))
         row.refresh_from_db()
         if row.quiet:
             break

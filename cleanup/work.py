@@ -84,6 +84,18 @@ class Extended:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """Somebody still needs it, or its time has not come: it is owed again at `until`, and nothing is counted."""
+
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Contended:
+    """Somebody holds the lock of a row that the settle needs. Nothing was written; a look a little later will do."""
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     kind: ErrorKind
     excerpt: str = ""
@@ -118,7 +130,9 @@ class HandBack:
     excerpt: str = ""
 
 
-Outcome = Done | Draining | InTransition | NotSeen | Extended | Failed | NeedsOperator | Waiting | HandBack
+Outcome = (
+    Done | Draining | InTransition | NotSeen | Extended | Held | Contended | Failed | NeedsOperator | Waiting | HandBack
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,12 @@ SYSTEM = "system"
 
 
 def record(
-    action: str, subject: Model, *, company_id: UUID, actor: str = SYSTEM, reason: str = "", **details: Any
+    action: str, subject: Model, *, company_id: UUID | None, actor: str = SYSTEM, reason: str = "", **details: Any
 ) -> None:
-    """Append an entry, in the caller's transaction. `details` must be JSON values and never hold provider text."""
+    """Append an entry, in the caller's transaction. `details` must be JSON values and never hold provider text.
+
+    `company_id` is None for what concerns the whole installation.
+    """
     ActivityEntry.objects.create(
         company_id=company_id,
         actor=actor,

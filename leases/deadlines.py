@@ -114,7 +114,11 @@ def _is_kept_ahead(lease: Lease) -> bool:
 
 
 def _owe(lease: Lease, kind: Obligation.Kind, at: datetime) -> None:
-    """It is owed from `at` on and not before, so that it does not escalate by its age while it only waits."""
+    """It is owed from `at` on and not before, so that it does not escalate by its age while it only waits.
+
+    The end of a lease asks nobody, so it waits behind no account's circuit, limit or `Retry-After`.
+    """
+    account_id = None if kind in Obligation.INNER else lease.account_id
     Obligation.objects.create(
-        company_id=lease.company_id, kind=kind, account_id=lease.account_id, lease=lease, due_at=at, owed_since=at
+        company_id=lease.company_id, kind=kind, account_id=account_id, lease=lease, due_at=at, owed_since=at
     )

@@ -11,6 +11,7 @@ from typing import cast
 from uuid import UUID
 
 from django.db import IntegrityError, connection, transaction
+from django.db.models import Q
 
 from leases import arguments, audit, bounds, credentials, transitions
 from leases.calling import open_recorded
@@ -48,6 +49,10 @@ _NOT_SETTLEABLE = {
     Kind.EXTEND: "it ends by itself, with its lease",
     Kind.END_LEASE: "release the lease instead",
     Kind.PROBE_ACCOUNT: "it asks nothing but whether the account works again",
+    Kind.SETTLE_ORPHAN: "it stops and keeps what nobody holds, and asks no provider",
+    Kind.DISPOSE: "it ends with the sandbox; say until when that is kept instead",
+    Kind.END_FENCE: "it ends at the fence's own time",
+    Kind.WATCH_CONTROLLERS: "it watches the whole fleet for as long as there is one",
 }
 
 
@@ -208,7 +213,7 @@ def _require_ours(operation: Operation, provider: AnyProvider, resource: Resourc
 
 def recheck(
     *,
-    company_id: UUID,
+    company_id: UUID | None,
     obligation_id: int | None = None,
     operation_id: UUID | None = None,
     actor: str,
@@ -217,8 +222,9 @@ def recheck(
     """Ask for one attempt now at an open obligation, or at the recovery of an operation; returns it.
 
     An explicit retry (`leases.retrying`) of what may be quiet. Where the secret changed since the creation was asked
-    for, it also says that the one of today will do. Raises `NotFound`, `DecisionRefused` when it is not owed any more,
-    `LeaseError` without a reason or with not exactly one of the two ids.
+    for, it also says that the one of today will do. `company_id` is None for what is the whole installation's. Raises
+    `NotFound`, `DecisionRefused` when it is not owed any more, `LeaseError` without a reason or with not exactly one of
+    the two ids.
     """
     if (obligation_id is None) == (operation_id is None):
         raise LeaseError("name either an obligation or an operation", code="invalid")
@@ -227,7 +233,7 @@ def recheck(
     row = (
         open_obligation(obligation_id, company_id=company_id)
         if obligation_id is not None
-        else open_recovery(cast("UUID", operation_id), company_id=company_id)
+        else open_recovery(cast("UUID", operation_id), company_id=cast("UUID", company_id))
     )
     with transaction.atomic():
         if row.operation_id is not None and row.quiet == Obligation.Quiet.CREDENTIAL_CHANGED:
@@ -241,11 +247,14 @@ def recheck(
     return row
 
 
-def open_obligation(obligation_id: int, *, company_id: UUID) -> Obligation:
-    """Return an obligation that is owed. Raises `NotFound`, and `DecisionRefused` when it is closed."""
+def open_obligation(obligation_id: int, *, company_id: UUID | None) -> Obligation:
+    """Return an obligation that is owed. Raises `NotFound`, and `DecisionRefused` when it is closed.
+
+    `company_id` is None for what is the whole installation's, and finds nothing else.
+    """
     row = (
         Obligation.objects.select_related("account", "lease", "operation", "run")
-        .filter(pk=obligation_id, company_id=company_id)
+        .filter(Q(company_id__isnull=True) if company_id is None else Q(company_id=company_id), pk=obligation_id)
         .first()
     )
     if row is None:
@@ -289,7 +298,7 @@ def confirmation_of(obligation: Obligation) -> str:
 
 
 def settle_unverified(
-    obligation_id: int, *, confirmation: str, company_id: UUID, actor: str, reason: str
+    obligation_id: int, *, confirmation: str, company_id: UUID | None, actor: str, reason: str
 ) -> Obligation:
     """End the retries of an obligation without proof, and not its debt (design 2.3); returns the closed row.
 

@@ -75,8 +75,9 @@ def _ask(owed: QuerySet[Obligation], actor: str, reason: str) -> int:
                 probes.add(obligation.pk)
             else:
                 wake(obligation.pk, explicit=True)
-            if obligation.account.circuit == ProviderAccount.Circuit.OPEN:
-                accounts.add(obligation.account_id)
+            account = obligation.account
+            if account is not None and account.circuit == ProviderAccount.Circuit.OPEN:
+                accounts.add(account.pk)
             audit.record(
                 "obligation.retry_requested",
                 obligation,

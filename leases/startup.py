@@ -27,7 +27,6 @@ def owe(operation: Operation) -> None:
         closed_at=None,
         defaults={
             "company_id": operation.company_id,
-            "account_id": operation.account_id,
             "quiet": Obligation.Quiet.WAITING,
         },
     )

@@ -223,14 +223,13 @@ def start(source: Lease | None = None, *, due_in: float = 150.0, **values: Any) 
     return made
 
 
-def startup(run_: Run | None = None, account_: ProviderAccount | None = None, **values: Any) -> Obligation:
+def startup(run_: Run | None = None, **values: Any) -> Obligation:
     """Owe to see a run's startup to its end: quiet until something that it waits for ends."""
     subject = run_ or run()
     return Obligation.objects.create(
         **{
             "company_id": subject.company_id,
             "kind": Obligation.Kind.STARTUP,
-            "account": account_ or account(subject.company),
             "run": subject,
             "quiet": Obligation.Quiet.WAITING,
             "due_at": None,

@@ -87,7 +87,7 @@ def _look(claim: Claim, operation: Operation, context: Context) -> Generator[Cal
 def _own(claim: Claim, resource_id: str) -> Outcome:
     """Make the lease that owes the teardown: exactly one, and none for a company that is closed by then."""
     with transaction.atomic():
-        if companies.hold(claim.company_id):
+        if companies.hold(claim.company):
             return NeedsOperator(Quiet.COMPANY_CLOSED)
         operation = Operation.objects.select_for_update(no_key=True).get(pk=claim.operation)
         if operation.state != Operation.State.PENDING or fenced(claim) is None:

@@ -70,6 +70,10 @@ class SituationFilter(admin.SimpleListFilter):
                 return queryset.filter(OPEN)
 
 
+BUILT_IN = "built-in"
+"""What stands for an account where a row calls no provider."""
+
+
 @admin.register(Obligation)
 class ObligationAdmin(ViewOnly[Obligation]):
     identities = ("lease_id", "operation_id", "run_id", "account_id", "attempt_id")
@@ -152,11 +156,13 @@ class ObligationAdmin(ViewOnly[Obligation]):
             return _link(obligation.operation, obligation.operation.name)
         if obligation.run is not None:
             return _link(obligation.run, f"run {obligation.run_id}")
-        return _link(obligation.account, obligation.account.name)
+        if obligation.account is not None:
+            return _link(obligation.account, obligation.account.name)
+        return "the whole fleet"
 
     @admin.display(description="account", ordering="account__name")
     def account_name(self, obligation: Obligation) -> str:
-        return obligation.account.name
+        return obligation.account.name if obligation.account is not None else BUILT_IN
 
     @admin.display(description="due", ordering="due_at")
     def due(self, obligation: Obligation) -> SafeString | str:

@@ -64,10 +64,13 @@ def section(request: HttpRequest, obligations: Sequence[Obligation]) -> dict[str
 
 
 def cards(obligations: Sequence[Obligation], now: datetime, *, request: HttpRequest | None = None) -> list[Card]:
-    """Return the cards of open obligations, read with their accounts. At most two more statements per account."""
+    """Return the cards of open obligations, read with their accounts. At most two more statements per account.
+
+    What is in flight in the built-in lane is not counted: its rows are done with in milliseconds.
+    """
     counts: dict[Any, int] = {}
     probes: dict[Any, datetime | None] = {}
-    for account in {obligation.account for obligation in obligations}:
+    for account in {obligation.account for obligation in obligations if obligation.account is not None}:
         counts[account.pk] = account.obligations.filter(attempt_id__isnull=False, due_at__gt=Now()).count()
         if account.circuit == ProviderAccount.Circuit.OPEN:
             open_probes = Obligation.objects.filter(probed_account=account, closed_at__isnull=True)
@@ -79,7 +82,7 @@ def cards(obligations: Sequence[Obligation], now: datetime, *, request: HttpRequ
                 obligation,
                 obligation.account,
                 now,
-                in_flight=counts[obligation.account_id],
+                in_flight=counts.get(obligation.account_id, 0),
                 probe_at=probes.get(obligation.account_id),
             ),
             choices(request, obligation) if request else (),

@@ -66,13 +66,13 @@ def situation_of(obligation: Obligation, now: datetime) -> Situation:
 
 def outlook(
     obligation: Obligation,
-    account: ProviderAccount,
+    account: ProviderAccount | None,
     now: datetime,
     *,
     in_flight: int = 0,
     probe_at: datetime | None = None,
 ) -> Outlook:
-    """Return when an open obligation is tried next.
+    """Return when an open obligation is tried next. Without an account nothing is in the way of its turn.
 
     `in_flight` counts the account's attempts that are protected now; `probe_at` is when its probe is due, if any.
     """
@@ -114,8 +114,10 @@ def _waiting(obligation: Obligation, now: datetime) -> str:
 
 
 def _in_the_way(
-    obligation: Obligation, account: ProviderAccount, now: datetime, in_flight: int, probe_at: datetime | None
+    obligation: Obligation, account: ProviderAccount | None, now: datetime, in_flight: int, probe_at: datetime | None
 ) -> tuple[str, datetime | None]:
+    if account is None:
+        return "", None
     if obligation.kind != Obligation.Kind.PROBE_ACCOUNT:
         if account.circuit == ProviderAccount.Circuit.OPEN:
             return f"The circuit of account {account} is open: nothing is tried until its probe succeeds.", probe_at

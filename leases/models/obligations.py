@@ -225,7 +225,17 @@ class Obligation(models.Model):
         permissions = [("settle_unverified", "Can settle obligation without proof")]
         indexes = [
             # What the claim and the beat's alarm read: open rows only, so that history costs them nothing.
-            models.Index(fields=["account", "due_at"], condition=Q(due_at__isnull=False), name="obligation_due"),
+            # Verification of history, of which there may be much, has one of its own and is not stepped over.
+            models.Index(
+                fields=["account", "due_at"],
+                condition=Q(due_at__isnull=False) & ~Q(kind="verify_end"),
+                name="obligation_due",
+            ),
+            models.Index(
+                fields=["account", "due_at"],
+                condition=Q(due_at__isnull=False, kind="verify_end"),
+                name="obligation_verified",
+            ),
             models.Index(fields=["account"], condition=Q(requests__gt=F("requests_served")), name="obligation_urgent"),
             models.Index(
                 fields=["account", "due_at"], condition=Q(attempt_id__isnull=False), name="obligation_claimed"

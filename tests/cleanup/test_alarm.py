@@ -122,7 +122,7 @@ def test_it_rings_when(case: str) -> None:
         cursor.execute(
             "SELECT extract(epoch FROM alarm - now())::float8, extract(epoch FROM look_at - now())::float8"  # noqa: S608
             f" FROM ({alarm.ALARMS}) alarms WHERE id = %(account)s",
-            {"account": account.pk, **alarm.TIMES},
+            {"account": account.pk, **alarm.VALUES},
         )
         found = cursor.fetchone()
     if rings_in is None:
@@ -259,7 +259,7 @@ def test_closed_history_costs_nothing() -> None:
         with connection.cursor() as cursor:
             if statistics == "fresh":
                 cursor.execute("ANALYZE leases_obligation, leases_provideraccount")
-            cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {alarm.RING}", alarm.TIMES)
+            cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {alarm.RING}", alarm.VALUES)
             row = cursor.fetchone()
         assert row is not None
         plan = (row[0] if isinstance(row[0], list) else json.loads(row[0]))[0]["Plan"]

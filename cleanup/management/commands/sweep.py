@@ -15,6 +15,7 @@ from django.db.models import QuerySet
 from tqdm import tqdm
 
 from cleanup.claims import Selection
+from cleanup.dispositions import CONTENDED
 from cleanup.engine import Engine, Tally, accounts_with_due_work, due
 from cleanup.management.decision import Wrong
 from leases.models import Company, Lease, Obligation
@@ -90,7 +91,7 @@ class Command(BaseCommand):
                     "kind": row.kind,
                     "verb": row.verb,
                     "lease": str(row.lease_id) if row.lease_id else None,
-                    "account": row.account.name,
+                    "account": row.account.name if row.account else None,
                     "due_at": row.due_at.isoformat() if row.due_at else None,
                 }
                 for row in rows
@@ -98,7 +99,8 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps({"dry_run": True, "due": found, "rows": rows_out}, indent=2))
             return
         for row in rows:
-            self.stdout.write(f"#{row.pk} {row.kind} of {_subject(row)} at {row.account.name}")
+            where = f"at {row.account.name}" if row.account else "(built-in: asks no provider)"
+            self.stdout.write(f"#{row.pk} {row.kind} of {_subject(row)} {where}")
         self.stdout.write(f"{found} due; nothing was asked or changed.")
 
     def _say(self, tally: Tally, found: int, left: int, *, as_json: bool) -> None:
@@ -110,7 +112,7 @@ class Command(BaseCommand):
         self.stdout.write(f"{found} due, {tally.claimed} claimed: {outcomes}; {left} still due.")
 
 
-_UNPAID = frozenset({"failed", "busy", "quieted", "not_seen", "handed_back", "unwritten"})
+_UNPAID = frozenset({"failed", "busy", "quieted", "not_seen", "handed_back", CONTENDED, "unwritten"})
 """Outcomes after which something that was due is still owed."""
 
 
@@ -119,7 +121,9 @@ def _subject(row: Obligation) -> str:
         return f"lease {row.lease_id} ({row.verb})" if row.verb else f"lease {row.lease_id}"
     if row.operation_id:
         return f"operation {row.operation_id}"
-    return f"run {row.run_id}" if row.run_id else "the account"
+    if row.run_id:
+        return f"run {row.run_id}"
+    return "the whole fleet" if row.installation_id else "the account"
 
 
 def _advance(bar: tqdm[Any]) -> None:
