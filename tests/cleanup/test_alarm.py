@@ -223,9 +223,9 @@ def _history(number: int) -> None:
     """Insert closed obligations, spread over the accounts."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "INSERT INTO leases_obligation (company_id, kind, account_id, probed_account_id, verb, wakes, requests,"
+            "INSERT INTO leases_obligation (company_id, kind, account_id, probed_account_id, verb, held_verb, wakes, requests,"
             " requests_served, failures, busy_count, last_error_kind, quiet, closed_at, closed_as)"
-            " SELECT a.company_id, 'probe_account', a.id, a.id, '', 0, 0, 0, 0, 0, '', '', now(), 'proven'"
+            " SELECT a.company_id, 'probe_account', a.id, a.id, '', '', 0, 0, 0, 0, 0, '', '', now(), 'proven'"
             " FROM leases_provideraccount a,"
             " generate_series(1, %s / (SELECT count(*)::int FROM leases_provideraccount))",
             [number],

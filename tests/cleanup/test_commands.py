@@ -358,7 +358,7 @@ def test_owed_counts_every_row_where_it_stands(rehearsal: Rehearsal) -> None:
 
 
 def test_what_waits_for_other_rows_needs_no_person(rehearsal: Rehearsal) -> None:
-    factories.startup(rehearsal.run, rehearsal.account)
+    factories.startup(rehearsal.run)
     _, told = _json("owed")
     (startups,) = (kind for kind in told["kinds"] if kind["kind"] == "startup")
     assert (startups["open"], startups["quiet"], startups["waiting"]) == (1, 0, 1)

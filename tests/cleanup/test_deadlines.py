@@ -32,6 +32,7 @@ from tests.scenarios.steps import (
     owed_for,
     state,
     sweep,
+    sweep_lane,
 )
 from tests.stage import Rehearsal
 
@@ -382,7 +383,7 @@ def test_an_ad_hoc_lease_is_released_at_its_deadline(rehearsal: Rehearsal) -> No
     falls_due(row)
     with leases.bridge(lease.pk).activity(timeout=600):  # its holder knew the deadline: nothing is drained
         rehearsal.world.calls.clear()
-        assert Engine().sweep(rehearsal.account.pk, limit=1).outcomes == {"proven": 1}
+        assert sweep_lane().outcomes == {"proven": 1}
         assert rehearsal.world.calls == []
         lease.refresh_from_db()
         teardown = _row(lease, "teardown")
@@ -401,7 +402,7 @@ def test_a_retry_does_not_end_it_before_its_time(rehearsal: Rehearsal) -> None:
     lease = _ending(rehearsal, 600)
     row = _row(lease, "end_lease")
     wake(row.pk, explicit=True)
-    assert sweep(rehearsal) == {"handed_back": 1}
+    assert sweep_lane().outcomes == {"handed_back": 1}
     assert (state(lease), is_due(row)) == ("active", False)
     assert due_in(row) == pytest.approx(600, abs=5)
 
@@ -415,7 +416,7 @@ def test_a_release_before_its_time_ends_what_it_owes(rehearsal: Rehearsal) -> No
 @pytest.mark.parametrize("number", range(5))
 def test_a_release_at_the_moment_of_the_deadline_makes_one_teardown(rehearsal: Rehearsal, number: int) -> None:
     lease = _ending(rehearsal, -1)
-    together(lambda: Engine().sweep(rehearsal.account.pk), lambda: leases.release(lease.pk))
+    together(sweep_lane, lambda: leases.release(lease.pk))
     sweep(rehearsal)
     assert Obligation.objects.filter(lease=lease, kind="teardown").count() == 1
     assert _row(lease, "end_lease").closed_as in ("handed_over", "nothing_owed")

@@ -117,7 +117,7 @@ def test_a_sandbox_that_is_used_again_is_told_as_an_end_and_as_a_beginning() -> 
     before = factories.stopped(factories.lease(environment, resource_id="box"))
     start = factories.start(before, run_uuid=run.pk, request_key="try 1")
     BridgeActivity.objects.create(company_id=start.company_id, operation=start, deadline=factories.at(60))
-    startup = factories.startup(run, environment.account)
+    startup = factories.startup(run)
     with transaction.atomic():
         after = factories.lease(
             environment, id=start.lease_uuid, resource_id="box", run=run, epoch=2, acquired_at=factories.at(0)

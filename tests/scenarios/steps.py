@@ -8,7 +8,7 @@ from typing import Any
 from django.db import connection
 
 import leases
-from cleanup.claims import Selection
+from cleanup.claims import LANE, Selection
 from cleanup.engine import Engine, Tally
 from leases.models import ActivityEntry, Attempt, Environment, Lease, Obligation, Operation, Receipt
 from leases.models.environments import Policy
@@ -40,15 +40,20 @@ def retry(rehearsal: Rehearsal) -> int:
 
 
 def sweep(rehearsal: Rehearsal) -> dict[str, int]:
-    """Sweep until nothing of the account is due, by engines of their own, and return what came of it all.
+    """Sweep until nothing is due of the account and of what calls no provider, by engines of their own.
 
-    What a run owes for its startups only looks at rows, each time that one changes; it is swept, and not counted here.
+    Returns what came of the account's rows. What is in the built-in lane only looks at rows, each time that one
+    changes; it is swept, and not counted here.
     """
-    total, debts = Tally(), Selection(kinds=tuple(set(Obligation.Kind.values) - {Obligation.Kind.STARTUP}))
-    while (tally := Engine().sweep(rehearsal.account.pk, selection=debts)).claimed:
+    total = Tally()
+    while (tally := Engine().sweep(rehearsal.account.pk)).claimed + sweep_lane().claimed:
         total.add(tally)
-    Engine().sweep(rehearsal.account.pk)
     return dict(total.outcomes)
+
+
+def sweep_lane(*kinds: Obligation.Kind, limit: int | None = None) -> Tally:
+    """Sweep what calls no provider: all that is due, or only of these kinds."""
+    return Engine().sweep(LANE, selection=Selection(kinds=kinds), limit=limit)
 
 
 def owed(subject: Lease | Operation) -> Obligation:

@@ -22,7 +22,7 @@ from providers.contract import ErrorKind, ProviderError
 from tests import factories
 from tests.concurrency import Background, Gate, elsewhere
 from tests.rehearsal import RehearsalProvider
-from tests.scenarios.steps import fails, falls_due, owed, state, sweep
+from tests.scenarios.steps import fails, falls_due, owed, state, sweep, sweep_lane
 from tests.scenarios.test_reuse import BY_ENVIRONMENT, acquire, another_run, kept
 from tests.stage import Rehearsal
 
@@ -248,7 +248,7 @@ def test_a_startup_is_woken_by_the_end_of_a_sandbox_that_was_another_runs(rehear
     )
     with pytest.raises(AcquireRejected):
         acquire(rehearsal, run)
-    Engine().sweep(rehearsal.account.pk, selection=Selection(kinds=(Kind.STARTUP,)))
+    sweep_lane(Kind.STARTUP)
     sweep(rehearsal)
     assert (state(lease), proof.is_proven_ended(lease)) == ("released", True)
     assert (startup_of(run).closed_as, startup.is_unsettled(run.pk)) == ("proven", False)
@@ -263,7 +263,7 @@ def test_a_startup_is_woken_when_a_sandbox_it_waits_for_becomes_another_runs(reh
     rehearsal.world.hooks["start"] = starting
     acquiring = Background(lambda: acquire(rehearsal, another_run(rehearsal)))
     starting.wait()
-    Engine().sweep(rehearsal.account.pk, selection=Selection(kinds=(Kind.STARTUP,)))
+    sweep_lane(Kind.STARTUP)
     assert startup_of(run).quiet == "waiting"
     starting.open()
     assert acquiring.result().resource_id == lease.resource_id

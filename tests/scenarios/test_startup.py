@@ -27,7 +27,7 @@ from providers.contract import (
 from tests import factories
 from tests.concurrency import Background, Gate, elsewhere, together
 from tests.rehearsal import RehearsalProvider
-from tests.scenarios.steps import acquired, evidence, fails, falls_due, owed, state, stop, sweep
+from tests.scenarios.steps import acquired, evidence, fails, falls_due, owed, state, stop, sweep, sweep_lane
 from tests.scenarios.test_reuse import Time
 from tests.stage import Rehearsal
 
@@ -61,8 +61,8 @@ def is_unsettled(rehearsal: Rehearsal) -> bool:
     return startup.is_unsettled(rehearsal.run.pk)
 
 
-def look_at_startup(rehearsal: Rehearsal) -> dict[str, int]:
-    return Engine().sweep(rehearsal.account.pk, selection=Selection(kinds=(Kind.STARTUP,))).outcomes
+def look_at_startup() -> dict[str, int]:
+    return sweep_lane(Kind.STARTUP).outcomes
 
 
 def lost(rehearsal: Rehearsal) -> Operation:
@@ -200,7 +200,7 @@ def test_the_receipt_of_another_lease_of_the_run_does_not_end_it(rehearsal: Rehe
     leases.release(other.pk)
     Engine().sweep(rehearsal.account.pk, selection=Selection(lease_id=other.pk))
     assert evidence(other) == ["destroyed"]
-    assert look_at_startup(rehearsal) == {"waiting": 1}
+    assert look_at_startup() == {"waiting": 1}
     assert is_unsettled(rehearsal)
 
 
@@ -214,7 +214,7 @@ def test_what_an_operator_gave_up_keeps_the_run_unsettled(rehearsal: Rehearsal) 
         actor="operator",
         reason="nobody can tell any more",
     )
-    assert look_at_startup(rehearsal) == {"waiting": 1}
+    assert look_at_startup() == {"waiting": 1}
     assert is_unsettled(rehearsal)
 
 
@@ -268,7 +268,7 @@ def test_an_end_during_the_evaluation_makes_it_evaluate_again(
         return over
 
     monkeypatch.setattr(startup, "is_over", is_over)
-    looking = Background(lambda: look_at_startup(rehearsal))
+    looking = Background(look_at_startup)
     evaluated.wait()
     ending = Background(lambda: Engine().sweep(rehearsal.account.pk, selection=Selection(lease_id=lease.pk)).outcomes)
     evaluated.open()
@@ -519,7 +519,7 @@ def test_set_up_whose_worker_died_is_lost_at_its_deadline_and_not_before(rehears
     assert Obligation.objects.filter(pk=row.pk, due_at__range=(factories.at(60), factories.at(110))).exists()
     BridgeActivity.objects.update(deadline=factories.at(-1))
     falls_due(row)
-    assert look_at_startup(rehearsal) == {"proven": 1}
+    assert look_at_startup() == {"proven": 1}
     assert BridgeActivity.objects.get().outcome == "lost"
 
 
