@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django import forms
 from django.contrib import admin
 from django.utils.safestring import SafeString
 
 from leases import credentials
+from leases.admin.removals import Removable
 from leases.admin.schemas import ProviderChoice, schema_of, schemas
 from leases.admin.stock import CheckedForm, Editable
 from leases.admin.times import badge, of_row
@@ -21,6 +24,14 @@ class CredentialForm(CheckedForm[Credential]):
         "a colon, and its name there. Never the secret itself.",
     )
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        status = self.fields.get("status")
+        if status is not None and self.instance.status != Credential.Status.ARCHIVED:
+            # Archiving has a page of its own, which lists what depends on it.
+            choices = [pair for pair in Credential.Status.choices if pair[0] != Credential.Status.ARCHIVED]
+            status.choices = choices  # type: ignore[attr-defined]  # a choice field
+
     def _post_clean(self) -> None:  # Django's own: after the fields, it asks the model
         super()._post_clean()  # type: ignore[misc]  # not in the stubs
         if "reference" in self.errors:
@@ -29,7 +40,7 @@ class CredentialForm(CheckedForm[Credential]):
 
 
 @admin.register(Credential)
-class CredentialAdmin(Editable[Credential]):
+class CredentialAdmin(Removable[Credential]):
     form = CredentialForm
     list_display = ("name", "company", "reference", "shown_status", "created")
     list_filter = ("status", "company")

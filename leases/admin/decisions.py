@@ -120,14 +120,14 @@ class Decision(View):
         except LeaseError as error:
             if error.code in _OVERTAKEN:
                 return self._back(request, error)
-            form.add_error(None, _sentence(error))
+            form.add_error(None, sentence(error))
             return self._page(request, form)
         messages.success(request, told)
         return HttpResponseRedirect(_page_of(row))
 
     def _back(self, request: HttpRequest, error: LeaseError) -> HttpResponse:
         """Somebody else was faster, or a second click: say how it stands."""
-        messages.warning(request, _sentence(error))
+        messages.warning(request, sentence(error))
         return HttpResponseRedirect(reverse(f"admin:leases_{self.model.__name__.lower()}_change", args=[self.pk]))
 
     def _page(self, request: HttpRequest, form: ReasonForm) -> HttpResponse:
@@ -293,6 +293,7 @@ def _page_of(row: Model) -> str:
     return reverse(f"admin:leases_{type(row).__name__.lower()}_change", args=[row.pk])
 
 
-def _sentence(error: LeaseError) -> str:
+def sentence(error: LeaseError) -> str:
+    """Return a refusal as a sentence for a page."""
     told = str(error)
     return told[:1].upper() + told[1:] + ("" if told.endswith(".") else ".")

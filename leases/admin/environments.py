@@ -5,8 +5,9 @@ from __future__ import annotations
 from django.contrib import admin
 from django.utils.safestring import SafeString
 
+from leases.admin.removals import Removable
 from leases.admin.schemas import schema_of, schemas
-from leases.admin.stock import CheckedForm, Editable
+from leases.admin.stock import CheckedForm
 from leases.admin.times import badge
 from leases.models import Environment, ProviderAccount
 
@@ -16,7 +17,7 @@ class EnvironmentForm(CheckedForm[Environment]):
 
 
 @admin.register(Environment)
-class EnvironmentAdmin(Editable[Environment]):
+class EnvironmentAdmin(Removable[Environment]):
     form = EnvironmentForm
     identities = ("id", "account_id")
     list_display = ("name", "company", "account", "policy", "drain_seconds", "hourly_price", "shown_status")

@@ -11,6 +11,7 @@ from django.utils.safestring import SafeString
 from typing_extensions import override
 
 from leases.admin.owed import of_subject, section
+from leases.admin.removals import Removable
 from leases.admin.situation import TONES, situation_of
 from leases.admin.stock import CheckedForm, Editable, ViewOnly
 from leases.admin.times import NONE, badge, of_row
@@ -24,14 +25,20 @@ class InstallationAdmin(ViewOnly[Installation]):
 
 
 @admin.register(Company)
-class CompanyAdmin(Editable[Company]):
+class CompanyAdmin(Removable[Company]):
     list_display = ("__str__", "id", "created", "closed")
     list_filter = (("closed_at", admin.EmptyFieldListFilter),)
     search_fields = ("name",)
     ordering = ("name", "id")
     fields = ("name", "closed_at", "id", "created_at")
-    readonly_fields = ("id", "created_at")
+    readonly_fields = ("closed_at", "id", "created_at")
+    once_made = ("closed_at", "id", "created_at")
     written_once = ()
+
+    @override
+    def get_readonly_fields(self, request: HttpRequest, obj: Company | None = None) -> tuple[str, ...]:
+        fixed = super().get_readonly_fields(request, obj)
+        return ("name", *fixed) if obj is not None and obj.closed_at is not None else fixed
 
     @override
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:

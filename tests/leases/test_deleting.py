@@ -161,7 +161,7 @@ def test_a_long_history_is_no_obstacle_and_costs_no_more() -> None:
     where = factories.environment(factories.account(company))
     template = ended(where)
     with connection.cursor() as cursor, transaction.atomic():
-        columns = [f.column for f in Lease._meta.concrete_fields if f.column not in ("id", "resource_id")]
+        columns = [str(f.column) for f in Lease._meta.concrete_fields if f.column not in ("id", "resource_id")]
         names = ", ".join(columns)
         cursor.execute(
             f"INSERT INTO leases_lease (id, resource_id, {names})"  # noqa: S608 - our own columns
@@ -390,17 +390,12 @@ def test_many_leases_are_let_go_of_in_batches(monkeypatch: pytest.MonkeyPatch) -
 
 def test_nonsense_is_refused_at_the_edge() -> None:
     where = factories.environment()
-    for call in (
-        lambda: deleting.delete_environment("x", company_id=where.company_id, **WHY),  # type: ignore[arg-type]
-        lambda: deleting.delete_environment(where.pk, company_id=where.company_id, actor="", reason="x"),
-        lambda: deleting.delete_environment(where.pk, company_id=where.company_id, actor="olga", reason=""),
-    ):
+    wrong: list[tuple[Any, str, str]] = [("x", "olga", "why"), (where.pk, "", "why"), (where.pk, "olga", "")]
+    for pk, actor, reason in wrong:
         with pytest.raises(LeaseError) as error:
-            call()
+            deleting.delete_environment(pk, company_id=where.company_id, actor=actor, reason=reason)
         assert error.value.code == "invalid"
-    for call in (
-        lambda: deleting.delete_environment(uuid4(), company_id=where.company_id, **WHY),
-        lambda: deleting.what_stands_in_the_way(where.pk, company_id=uuid4()),
-    ):
-        with pytest.raises(NotFound):
-            call()
+    with pytest.raises(NotFound):
+        deleting.delete_environment(uuid4(), company_id=where.company_id, **WHY)
+    with pytest.raises(NotFound):
+        deleting.what_stands_in_the_way(where.pk, company_id=uuid4())
