@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from django.db import connection, transaction
+from django.db import connection
 
-from leases import proof
+from leases import holds, proof
 from leases.models import Obligation
+from leases.ownership import SHOWN, Ownership, next_due, ownership
+from leases.snapshot import snapshot
+
+__all__ = ["DEBTS_SHOWN", "KindReport", "Report", "next_due", "owed"]
 
 _PER_KIND = """
 SELECT kind,
@@ -73,14 +75,26 @@ class Report:
     """Obligations that an operator ended and that nothing proved since: the debt that stays visible."""
     debts: tuple[dict[str, Any], ...]
     """The newest of these."""
+    ownership: Ownership
+    """Whose each sandbox is, what keeps it until when, and what that costs."""
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return plain values. What only a write ends has no `until` (null)."""
+        told = asdict(self)
+        for group in told["ownership"]["groups"]:
+            for sandbox in group["sandboxes"]:
+                sandbox["releasable"] = sandbox["due_at"] is not None and sandbox["due_at"] <= self.at
+                for reason in sandbox["reasons"]:
+                    reason["until"] = None if reason["until"] == holds.FOREVER else reason["until"]
+        return told
 
 
-def owed() -> Report:
-    """Return what is owed now. Raises Django's `DatabaseError` only."""
-    with _snapshot(), connection.cursor() as cursor:
+def owed(*, shown: int | None = SHOWN) -> Report:
+    """Return what is owed now, and of each kind of sandbox the first `shown` (None: all) by name.
+
+    Raises Django's `DatabaseError` only.
+    """
+    with snapshot(), connection.cursor() as cursor:
         cursor.execute("SELECT now()")
         (at,) = cursor.fetchone()
         cursor.execute(_QUIET)
@@ -114,19 +128,12 @@ def owed() -> Report:
             }
             for row in unproven.order_by("-closed_at")[:DEBTS_SHOWN]
         )
+        for kind in _SETTLED:  # a look at one of these is no event: what it leads to is
+            if kind in rows:
+                rows[kind] = replace(rows[kind], next_due=next_due(kind))
+        kept = ownership(shown=shown)
     kinds = tuple(rows.get(kind, KindReport(kind)) for kind in Obligation.Kind.values)
-    return Report(at, kinds, blocked, unverified, debts)
+    return Report(at, kinds, blocked, unverified, debts, kept)
 
 
-@contextmanager
-def _snapshot() -> Iterator[None]:
-    """One read-only REPEATABLE READ transaction: all numbers are of one moment, and nothing can be changed.
-
-    Inside somebody's transaction (a test's) the isolation is theirs.
-    """
-    nested = connection.in_atomic_block
-    with transaction.atomic():
-        if not nested:
-            with connection.cursor() as cursor:
-                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        yield
+_SETTLED = (Obligation.Kind.DISPOSE, Obligation.Kind.SETTLE_ORPHAN)

@@ -1,33 +1,53 @@
-"""`manage.py owed`: what is owed, per kind. Read-only."""
+"""`manage.py owed`: what is owed per kind, and whose each sandbox is, until when, and what it costs. Read-only."""
 
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from django.core.management.base import BaseCommand
 from django.core.serializers.json import DjangoJSONEncoder
 
 from cleanup import report
+from leases.holds import FOREVER
 from leases.models import Obligation
+from leases.ownership import SHOWN, Because, Cost, Group, Ownership, Sandbox
 
 
 class Command(BaseCommand):
     help = (
-        "Show what is owed: open, in flight, cooling, due, escalated, quiet and why, waiting; read-only, one snapshot."
+        "Show what is owed: open, in flight, cooling, due, escalated, quiet and why, waiting; then whose each sandbox "
+        "is, what keeps it until when, when the next is let go, and what that costs. Read-only, one snapshot."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print one JSON object")
+        parser.add_argument(
+            "--list",
+            nargs="?",
+            const=SHOWN,
+            type=_number,
+            metavar="N",
+            help=f"also name the first N sandboxes of each kind ({SHOWN} unless told), or `all`",
+        )
 
     def handle(self, *_: Any, **options: Any) -> None:
-        owed = report.owed()
+        listed = options["list"]
+        owed = report.owed(shown=SHOWN if listed is None else listed or None)
         if options["json"]:
             self.stdout.write(json.dumps(owed.as_json(), cls=DjangoJSONEncoder, indent=2))
             return
+        self._obligations(owed)
+        self._sandboxes(owed.ownership, named=listed is not None)
+        if not any(k.open for k in owed.kinds):
+            self.stdout.write("Nothing is owed.")
+
+    def _obligations(self, owed: report.Report) -> None:
         head = ("kind", "open", "in flight", "cooling", "due", "escalated", "quiet", "waiting", "oldest", "next due")
-        rows = [head] + [
+        rows = [
             (
                 k.kind,
                 *(str(n) for n in (k.open, k.in_flight, k.cooling, k.due, k.escalated, k.quiet, k.waiting)),
@@ -36,9 +56,7 @@ class Command(BaseCommand):
             )
             for k in owed.kinds
         ]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-        for row in rows:
-            self.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        self._table(head, rows)
         for kind in owed.kinds:
             for why, count in kind.quiet_because.items():
                 self.stdout.write(f"{count} {kind.kind} need a person: {Obligation.Quiet(why).label}")
@@ -56,8 +74,102 @@ class Command(BaseCommand):
                 )
             if owed.unverified > len(owed.debts):
                 self.stdout.write(f"  and {owed.unverified - len(owed.debts)} older ones")
-        if not any(k.open for k in owed.kinds):
-            self.stdout.write("Nothing is owed.")
+
+    def _sandboxes(self, kept: Ownership, *, named: bool) -> None:
+        groups = [group for group in kept.groups if group.count]
+        if groups:
+            head = ("sandboxes", "count", "releasable", "held", "undecided", "next due", "per hour", "so far")
+            rows = [
+                (
+                    group.label,
+                    *(str(n) for n in (group.count, group.releasable, group.held, group.undecided)),
+                    _ahead(group.next_due, kept.at),
+                    *_cells(group.cost),
+                )
+                for group in groups
+            ]
+            if len(groups) > 1:
+                rows.append(("all", str(sum(group.count for group in groups)), *[""] * 4, *_cells(kept.total)))
+            self.stdout.write("")
+            self._table(head, rows)
+        for group in groups:
+            self._group(group, kept.at, named=named)
+        for ends in kept.history:
+            decide = f", {ends.undecided} for a person" if ends.undecided else ""
+            per_hour, _ = _cells(ends.cost)
+            self.stdout.write(
+                f"account {ends.name} ({ends.provider}): {ends.open} ended without proof and looked for{decide}, "
+                f"next {_ahead(ends.next_due, kept.at)}, {per_hour} per hour if they run"
+            )
+        if kept.mass_lapse is not None:
+            self.stdout.write(
+                f"{kept.mass_lapse.runs} runs are past their controllers' time, which is unlikely many at once: "
+                "decide whether that was an outage"
+            )
+
+    def _group(self, group: Group, at: datetime, *, named: bool) -> None:
+        for because in group.because:
+            self.stdout.write(
+                f"{because.count} {group.label}: {because.sentence}{_strength(because)}, {_until(because)}"
+            )
+        if not named:
+            return
+        for sandbox in group.sandboxes:
+            self.stdout.write(f"  {_line(sandbox, at)}")
+        if group.left_out:
+            self.stdout.write(f"  and {group.left_out} more")
+
+    def _table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+        for row in [head, *rows]:
+            self.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _number(text: str) -> int:
+    """Return how many are named, 0 for all."""
+    if text == "all":
+        return 0
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ArgumentTypeError("a number from 1 on, or all")
+    return int(text)
+
+
+def _line(sandbox: Sandbox, at: datetime) -> str:
+    whose = f" of {sandbox.environment}" if sandbox.environment else ""
+    parts = [f"{sandbox.lease} {sandbox.resource_id} ({sandbox.provider}{whose})"]
+    parts += [f"{reason.sentence} {_moment(reason.until)}" for reason in sandbox.reasons]
+    if sandbox.person:
+        parts.append(Obligation.Quiet(sandbox.person).label)
+    parts.append(f"next {_ahead(sandbox.due_at, at)}" if sandbox.due_at or not sandbox.person else "not by itself")
+    parts.append("price unknown" if sandbox.so_far is None else f"{_money(sandbox.so_far)} so far")
+    return "; ".join(parts)
+
+
+def _strength(because: Because) -> str:
+    return ", as long as its files can be read" if because.strength == "soft" else ""
+
+
+def _until(because: Because) -> str:
+    if because.last_until is None:
+        return "until it is ended"
+    if because.first_until == because.last_until:
+        return _moment(because.last_until)
+    return f"{_moment(because.last_until)} at the latest"
+
+
+def _moment(until: datetime) -> str:
+    return "until it is ended" if until == FOREVER else f"until {until:%Y-%m-%d %H:%M} UTC"
+
+
+def _cells(cost: Cost) -> tuple[str, str]:
+    """Return what it costs an hour, and what it did until now."""
+    at_most = "at most " if cost.at_most else ""
+    unknown = f" + {cost.unknown} of unknown price" if cost.unknown else ""
+    return f"{at_most}{_money(cost.per_hour)}{unknown}", f"{at_most}{_money(cost.so_far)}"
+
+
+def _money(amount: Any) -> str:
+    return f"{amount:.2f}"
 
 
 def _ago(then: Any, now: Any) -> str:

@@ -1,0 +1,461 @@
+"""Whose is each sandbox, what keeps it, until when, and what that costs: the report, for the command and the admin.
+
+Read-only, in one snapshot. What holds a sandbox is read where its settle reads it (`leases.holds`), and when a row is
+acted on next is what that settle would compute now, so that the report cannot say another time than comes true.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from uuid import UUID
+
+from django.db import connection
+from django.db.models import TextChoices
+
+from leases import holds
+from leases.holds import FOREVER, Reason, Standing
+from leases.models import Lease, Obligation, Run
+from leases.snapshot import snapshot
+
+SHOWN = 20
+"""Sandboxes that the report names of a kind, those that are acted on first."""
+
+DECIDES = "operator_decides"
+_ACTIVE, _PENDING = Lease.State.ACTIVE.value, Lease.State.PENDING_CLEANUP.value
+_HOUR = Decimal(3600)
+_NOTHING = Decimal(0)
+
+
+class Kind(TextChoices):
+    """Every lease whose sandbox is not gone is of exactly one of these kinds."""
+
+    IN_USE = "in_use", "in use"
+    FENCED = "fenced", "in use, fenced by a controller that went down"
+    ORPHAN = "orphan", "in use by nobody"
+    REUSABLE = "reusable", "idle, for the next run"
+    RETAINED = "retained", "kept for its files"
+    RETAINED_ORPHAN = "retained_orphan", "nobody's, kept while it is needed"
+    TEARDOWN = "teardown", "being stopped or destroyed"
+
+
+STOPPED = frozenset({Kind.REUSABLE, Kind.RETAINED, Kind.RETAINED_ORPHAN})
+"""Kinds whose sandboxes are proven stopped: the price of a running one is the most that they cost."""
+SETTLED = STOPPED | {Kind.ORPHAN}
+"""Kinds that a settle decides about, by rows and in milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """One lease whose sandbox is not gone. Times are the database's."""
+
+    lease: UUID
+    resource_id: str
+    provider: str
+    environment: str
+    kind: Kind
+    obligation: int | None
+    """What acts on it next: its settle_orphan, dispose or teardown."""
+    reasons: tuple[Reason, ...]
+    """What keeps it as it is."""
+    person: str
+    """Why a person is needed (`Obligation.Quiet`), "" where none is."""
+    due_at: datetime | None
+    """When it is acted on next if nothing is written until then; in the past: as soon as a worker is free."""
+    since: datetime
+    """Since when it is kept, or, of one that runs, since when it is rented."""
+    hourly_price: Decimal | None
+    so_far: Decimal | None
+    """`hourly_price` times the hours since then, None where the price is not known."""
+
+    def is_releasable(self, now: datetime) -> bool:
+        return self.due_at is not None and self.due_at <= now
+
+
+@dataclass(frozen=True, slots=True)
+class Because:
+    """How many sandboxes of a kind one thing keeps, and until when it does (None: until it is ended)."""
+
+    name: str
+    strength: str
+    sentence: str
+    count: int
+    first_until: datetime | None
+    last_until: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of the sandboxes whose price is known; of how many it is not. `at_most`: some of them are stopped."""
+
+    per_hour: Decimal = _NOTHING
+    so_far: Decimal = _NOTHING
+    unknown: int = 0
+    at_most: bool = False
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.per_hour + other.per_hour,
+            self.so_far + other.so_far,
+            self.unknown + other.unknown,
+            self.at_most or other.at_most,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The sandboxes of one kind. `count` is `releasable` (now), `held` and `undecided` (for a person) together."""
+
+    kind: Kind
+    label: str
+    count: int
+    releasable: int
+    held: int
+    undecided: int
+    next_due: datetime | None
+    cost: Cost
+    because: tuple[Because, ...]
+    sandboxes: tuple[Sandbox, ...]
+    """The first `SHOWN`; all of them where that was asked for."""
+
+    @property
+    def left_out(self) -> int:
+        return self.count - len(self.sandboxes)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Ends at one account that nothing proves and that are looked for."""
+
+    account: UUID
+    name: str
+    provider: str
+    open: int
+    undecided: int
+    """Of these, how many a person is asked about."""
+    next_due: datetime | None
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True)
+class MassLapse:
+    """Runs whose controllers' holds are over and about which a person is asked, because so many lapsed at once."""
+
+    runs: int
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    at: datetime
+    groups: tuple[Group, ...]
+    history: tuple[History, ...]
+    mass_lapse: MassLapse | None
+    total: Cost
+
+    def of(self, kind: Kind) -> Group:
+        return next(group for group in self.groups if group.kind == kind)
+
+
+def ownership(*, shown: int | None = SHOWN) -> Ownership:
+    """Return what every sandbox is kept by. `shown`: how many are named of each kind, None for all.
+
+    Raises Django's `DatabaseError` only.
+    """
+    with snapshot():
+        at = _now()
+        found = _sandboxes()
+        history = tuple(_history(at))
+        lapse = _mass_lapse()
+    of_kind: dict[Kind, list[Sandbox]] = defaultdict(list)
+    for sandbox in found:
+        of_kind[sandbox.kind].append(sandbox)
+    groups = tuple(_group(kind, of_kind[kind], at, shown) for kind in Kind)
+    total = sum((group.cost for group in groups), Cost())
+    return Ownership(at, groups, history, lapse, total)
+
+
+def next_due(kind: str) -> datetime | None:
+    """Return when an open obligation of this kind is acted on next, if nothing is written until then.
+
+    None: not by itself. In the past: as soon as a worker is free. Of `dispose` and `settle_orphan` it is the moment at
+    which the first sandbox is let go, which is what their settles compute, however often a row is looked at before.
+    """
+    with snapshot():
+        if kind == Obligation.Kind.DISPOSE:
+            rows: Iterable[datetime | None] = (row.due_at for row in _sandboxes() if row.kind in STOPPED)
+        elif kind == Obligation.Kind.SETTLE_ORPHAN:
+            rows = (row.due_at for row in _sandboxes() if row.kind == Kind.ORPHAN)
+        else:
+            with connection.cursor() as cursor:
+                cursor.execute(_NEXT_OF_KIND, [kind])
+                rows = [cursor.fetchone()[0]]
+        return min((at for at in rows if at is not None), default=None)
+
+
+_NEXT_OF_KIND = """
+SELECT min(greatest(o.due_at, a.blocked_until))
+  FROM leases_obligation o LEFT JOIN leases_provideraccount a ON a.id = o.account_id
+ WHERE o.closed_at IS NULL AND o.kind = %s AND o.attempt_id IS NULL AND o.due_at IS NOT NULL
+"""
+
+_FACTS = """
+SELECT l.id, l.state, l.resource_id, l.provider, coalesce(e.name, ''), l.scope <> '', l.orphaned_at IS NOT NULL,
+       l.hourly_price, l.acquired_at, l.ends_at,
+       CASE WHEN l.state IN ('released', 'retained') THEN coalesce(
+           (SELECT max(r.confirmed_at) FROM leases_receipt r WHERE r.lease_id = l.id AND r.epoch = l.epoch),
+           l.released_at) END AS kept_since,
+       u.status, u.controller_id, u.controller_expires_at,
+       o.id, o.due_at, o.attempt_id IS NOT NULL, o.quiet, o.drain_until, o.held_verb, now()
+  FROM leases_lease l
+  LEFT JOIN leases_environment e ON e.id = l.environment_id
+  LEFT JOIN leases_run u ON u.id = l.run_id
+  LEFT JOIN leases_obligation o ON o.lease_id = l.id AND o.closed_at IS NULL
+        AND o.kind = CASE l.state WHEN 'active' THEN 'settle_orphan' WHEN 'pending_cleanup' THEN 'teardown'
+                                  ELSE 'dispose' END
+ WHERE l.state IN ('active', 'released', 'retained', 'pending_cleanup')
+ ORDER BY l.id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """One row of `_FACTS`."""
+
+    lease: UUID
+    state: str
+    resource_id: str
+    provider: str
+    environment: str
+    reusable: bool
+    orphaned: bool
+    hourly_price: Decimal | None
+    acquired_at: datetime
+    ends_at: datetime | None
+    kept_since: datetime | None
+    run_status: str | None
+    controller_id: str | None
+    controller_until: datetime | None
+    obligation: int | None
+    due_at: datetime | None
+    in_flight: bool
+    quiet: str | None
+    drain_until: datetime | None
+    held_verb: str | None
+    now: datetime
+
+
+def _sandboxes() -> list[Sandbox]:
+    with connection.cursor() as cursor:
+        cursor.execute(_FACTS)
+        rows = [_Facts(*row) for row in cursor.fetchall()]
+    standings = {standing.lease_id: standing for standing in holds.kept()}
+    standings |= holds.standing(row.lease for row in rows if row.state in {_ACTIVE, _PENDING})
+    return [_sandbox(row, standings[row.lease]) for row in rows]
+
+
+def _sandbox(row: _Facts, standing: Standing) -> Sandbox:
+    kind = _kind_of(row, standing)
+    since = row.kept_since or row.acquired_at
+    so_far = row.hourly_price * Decimal((row.now - since) / timedelta(seconds=1)) / _HOUR if row.hourly_price else None
+    if row.hourly_price == 0:
+        so_far = _NOTHING
+    reasons = tuple(_reasons(row, standing, kind))
+    return Sandbox(
+        lease=row.lease,
+        resource_id=row.resource_id,
+        provider=row.provider,
+        environment=row.environment,
+        kind=kind,
+        obligation=row.obligation,
+        reasons=reasons,
+        person=_person(row, standing, kind),
+        due_at=_due(row, standing, kind, reasons),
+        since=since,
+        hourly_price=row.hourly_price,
+        so_far=so_far,
+    )
+
+
+def _kind_of(row: _Facts, standing: Standing) -> Kind:
+    if row.state == _PENDING:
+        return Kind.TEARDOWN
+    if row.state == _ACTIVE:
+        if any(reason.name == "shutdown_fence" for reason in standing.reasons):
+            return Kind.FENCED
+        return Kind.ORPHAN if row.obligation is not None else Kind.IN_USE
+    if row.orphaned:
+        return Kind.RETAINED_ORPHAN
+    return Kind.REUSABLE if row.reusable and row.state == Lease.State.RELEASED else Kind.RETAINED
+
+
+def _reasons(row: _Facts, standing: Standing, kind: Kind) -> Iterator[Reason]:
+    """What keeps it as it is: its holder while it is in use, what its teardown waits for, and every hold."""
+    if kind == Kind.IN_USE:
+        yield _holder(row)
+    if kind == Kind.TEARDOWN:
+        if row.drain_until is not None and row.drain_until > row.now:
+            yield Reason("drain", _ALWAYS, "work in flight is waited for", row.drain_until, explicit=False)
+        if row.held_verb:
+            yield Reason("held_back", _ALWAYS, "it is held, so it is only stopped", FOREVER, explicit=False)
+        return
+    if kind in STOPPED and not standing.orphaned and standing.kept_until is not None and standing.kept_until > row.now:
+        yield Reason("kept_until", _ALWAYS, _TIME[kind], standing.kept_until, explicit=False)
+    yield from standing.reasons
+
+
+_ALWAYS = "always"
+_TIME = {Kind.REUSABLE: "it waits for the next run", Kind.RETAINED: "the time for which it is kept is not over"}
+
+
+def _holder(row: _Facts) -> Reason:
+    """Who uses an active lease, and until when that is known."""
+    if row.run_status is None:
+        if row.ends_at is not None:
+            return Reason("ad_hoc", _ALWAYS, "its ad-hoc use ends by itself", row.ends_at, explicit=False)
+        return Reason("ad_hoc_endless", _ALWAYS, "its ad-hoc use has no end of its own", FOREVER, explicit=False)
+    if row.run_status in Run.LIVE and row.controller_until is not None:
+        until = row.controller_until
+        return Reason("controller", _ALWAYS, "the controller of its run holds it", until, explicit=False)
+    if row.run_status in Run.LIVE:
+        return Reason("run", _ALWAYS, "its run is not over, and no controller's time is set", FOREVER, explicit=False)
+    return Reason("unreleased", _ALWAYS, "its run is over, and it was not released", FOREVER, explicit=False)
+
+
+def _person(row: _Facts, standing: Standing, kind: Kind) -> str:
+    if row.quiet and row.quiet in Obligation.FOR_PEOPLE and row.quiet != DECIDES:
+        return row.quiet
+    if kind in STOPPED and standing.releasable_at is None:
+        return DECIDES
+    return ""
+
+
+def _due(row: _Facts, standing: Standing, kind: Kind, reasons: tuple[Reason, ...]) -> datetime | None:
+    """When it is acted on next; see `Sandbox.due_at`."""
+    if kind == Kind.IN_USE:
+        return _if_ever(reasons[0].until)  # its holder's: what else needs the sandbox has its use end all the same
+    if kind == Kind.FENCED:
+        return _if_ever(max(reason.until for reason in reasons if reason.name == "shutdown_fence"))
+    if row.obligation is None or _person(row, standing, kind):
+        return None
+    # A row in flight is decided about now. One that is due before its time is looked at then, and waits on; one that is
+    # due after it cools down.
+    looked_at = row.now if row.in_flight and kind in SETTLED else row.due_at
+    if looked_at is None:
+        return None
+    ends = _let_go_at(standing, kind)
+    return looked_at if ends is None else _if_ever(max(ends, looked_at))
+
+
+def _let_go_at(standing: Standing, kind: Kind) -> datetime | None:
+    """When nothing is in the way any more of what its settle wants, None: nothing is."""
+    if kind in STOPPED:
+        return standing.releasable_at
+    if kind == Kind.ORPHAN:  # it is stopped and kept, which only another user of the sandbox forbids
+        return max((reason.until for reason in standing.reasons if reason.name == "other_lease"), default=None)
+    return None
+
+
+def _if_ever(at: datetime | None) -> datetime | None:
+    return None if at == FOREVER else at
+
+
+def _group(kind: Kind, sandboxes: list[Sandbox], at: datetime, shown: int | None) -> Group:
+    sandboxes.sort(key=lambda row: (row.due_at or FOREVER, row.lease))
+    undecided = sum(1 for row in sandboxes if row.person)
+    releasable = sum(1 for row in sandboxes if not row.person and row.is_releasable(at))
+    return Group(
+        kind=kind,
+        label=str(kind.label),
+        count=len(sandboxes),
+        releasable=releasable,
+        held=len(sandboxes) - undecided - releasable,
+        undecided=undecided,
+        next_due=next((row.due_at for row in sandboxes if row.due_at is not None), None),
+        cost=_cost(((row.hourly_price, row.so_far) for row in sandboxes), at_most=kind in STOPPED),
+        because=tuple(_because(sandboxes)),
+        sandboxes=tuple(sandboxes if shown is None else sandboxes[:shown]),
+    )
+
+
+def _because(sandboxes: list[Sandbox]) -> Iterator[Because]:
+    """The things that keep them, the one that keeps most first."""
+    counts: Counter[str] = Counter()
+    seen: dict[str, Reason] = {}
+    first: dict[str, datetime] = {}
+    last: dict[str, datetime] = {}
+    for sandbox in sandboxes:
+        for reason in sandbox.reasons:
+            name = reason.name
+            counts[name] += 1
+            seen.setdefault(name, reason)
+            first[name] = min(reason.until, first.get(name, reason.until))
+            last[name] = max(reason.until, last.get(name, reason.until))
+    for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        reason = seen[name]
+        yield Because(
+            name, reason.strength, reason.sentence, count, _if_ever(first[name]), _if_ever(last[name])
+        )  # fmt: skip
+
+
+def _cost(prices: Iterable[tuple[Decimal | None, Decimal | None]], *, at_most: bool) -> Cost:
+    per_hour = so_far = _NOTHING
+    unknown = 0
+    anything = False
+    for price, spent in prices:
+        anything = True
+        if price is None or spent is None:
+            unknown += 1
+        else:
+            per_hour += price
+            so_far += spent
+    return Cost(per_hour, so_far, unknown, at_most and anything)
+
+
+_HISTORY = """
+SELECT a.id, a.name, a.provider, count(*), count(*) FILTER (WHERE o.quiet <> '' AND o.quiet <> 'waiting'),
+       min(greatest(o.due_at, a.blocked_until)) FILTER (WHERE o.due_at IS NOT NULL),
+       coalesce(sum(l.hourly_price), 0),
+       coalesce(sum(l.hourly_price * extract(epoch FROM now() - l.acquired_at) / 3600), 0),
+       count(*) FILTER (WHERE l.hourly_price IS NULL)
+  FROM leases_obligation o
+  JOIN leases_lease l ON l.id = o.lease_id
+  JOIN leases_provideraccount a ON a.id = o.account_id
+ WHERE o.closed_at IS NULL AND o.kind = 'verify_end'
+ GROUP BY a.id ORDER BY a.name, a.id
+"""
+
+
+def _history(at: datetime) -> Iterator[History]:  # noqa: ARG001 - the statement has its own
+    with connection.cursor() as cursor:
+        cursor.execute(_HISTORY)
+        for pk, name, provider, count, undecided, due, per_hour, so_far, unknown in cursor.fetchall():
+            # Nobody knows whether any of them runs: it may cost nothing.
+            yield History(pk, name, provider, count, undecided, due, Cost(per_hour, so_far, unknown, at_most=True))
+
+
+_LAPSED = """
+SELECT (SELECT count(*) FROM leases_run r
+         WHERE r.status IN ('queued', 'scheduled_retry', 'running') AND r.controller_expires_at <= now()),
+       o.owed_since
+  FROM leases_obligation o
+ WHERE o.closed_at IS NULL AND o.kind = 'watch_controllers' AND o.quiet = 'mass_lapse'
+"""
+
+
+def _mass_lapse() -> MassLapse | None:
+    with connection.cursor() as cursor:
+        cursor.execute(_LAPSED)
+        row = cursor.fetchone()
+    return MassLapse(*row) if row else None
+
+
+def _now() -> datetime:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT now()")
+        row = cursor.fetchone()
+    now: datetime = row[0]
+    return now
