@@ -7,6 +7,7 @@ have a `due_at` behind them, so deleting every message delays nothing beyond tha
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 from uuid import UUID
 
@@ -15,8 +16,10 @@ from celery.signals import worker_shutting_down
 from django.db.models.functions import Now
 
 from cleanup import engine
+from cleanup import inventory as inventories
 from cleanup.claims import LANE, Claim, Selection, lane_of
 from cleanup.dispositions import CONTENDED, CONTENDED_DELAY
+from leases import audit, leaks
 from leases.models import Attempt, Obligation
 from leases.signals import lease_draining
 from leases.waking import wake
@@ -33,6 +36,9 @@ SETTLE_TIMES = 5
 AGAIN_AFTER = 2
 AGAIN_TIMES = 5
 """Looks at a row whose settle met a lock. A transaction that holds one lasts milliseconds."""
+
+INVENTORY_SECONDS = 90.0
+"""For how long one run of the inventory begins listings and deletions before it hands on."""
 
 _stopping = threading.Event()
 
@@ -110,6 +116,38 @@ def drain(self: Task[..., None], obligation_id: int, looks: int) -> None:
         wake(row.pk)
     elif self.request.retries < looks:
         raise self.retry(countdown=DRAIN_EVERY)
+
+
+@shared_task(ignore_result=True)
+def inventory(accounts: list[str] | None = None, delete: int = 0) -> None:
+    """List what provider accounts hold, beside our rows; all of them, unless some are named by their ids.
+
+    `delete`: at most so many leaks are given an owner that destroys them (and never more than
+    `cleanup.inventory.MOST_DESTROYED`). Nothing starts this by itself: its periodic task is disabled until somebody
+    enables it. A run works for `INVENTORY_SECONDS` and hands on the accounts that are left; the leaks that are left
+    wait for the next run. Lost or repeated it changes nothing: what counts is in the database.
+    """
+    delete = min(delete, inventories.MOST_DESTROYED)
+    until = time.monotonic() + INVENTORY_SECONDS
+    wanted = None if accounts is None else [UUID(account) for account in accounts]
+    identities = inventories.identities(wanted)
+    reports = []
+    while identities and time.monotonic() < until and not _stopping.is_set():
+        reports.append(inventories.take(identities.pop(0)))
+    destroyed = inventories.Destroyed()
+    if delete > 0 and leaks.is_calm():
+        inventories.destroy_leaks(
+            reports,
+            delete,
+            actor=audit.SYSTEM,
+            reason="leak found by the periodic inventory",
+            into=destroyed,
+            stopping=lambda: time.monotonic() >= until or _stopping.is_set(),
+        )
+    inventories.log_of(reports, destroyed)
+    if identities:
+        rest = [str(identity.accounts[0].pk) for identity in identities]
+        inventory.apply_async((rest, max(0, delete - len(destroyed.owned))))
 
 
 def _look_again_soon(claim: Claim, due_in: float) -> None:

@@ -19,9 +19,10 @@ STOP_GRACE = min(10.0, STOP / 3)
 DELETE = min(60.0, _LONGEST)
 RECOVER = min(60.0, _LONGEST)
 EXTEND = min(30.0, _LONGEST)
+LIST = min(60.0, _LONGEST)
 CREATE = 120.0
 START = min(60.0, _LONGEST)
-LONGEST_CALL = max(READ_SECRET, IDENTIFY, FIND, INSPECT, START, STOP, DELETE, RECOVER, EXTEND)
+LONGEST_CALL = max(READ_SECRET, IDENTIFY, FIND, INSPECT, START, STOP, DELETE, RECOVER, EXTEND, LIST)
 
 EXECUTE_OVERHEAD = 15.0
 """Added to a command's own timeout: what the provider may need to start it, to kill it, and to answer."""

@@ -90,7 +90,8 @@ def examine(operation_id: UUID, resource_id: str, *, company_id: UUID) -> Findin
                 "another account answers than the one that the creation was asked at", code=ErrorKind.IDENTITY.value
             )
         sighting = _about(resource_id, provider.inspect(resource_id, within=bounds.INSPECT))
-        _require_ours(operation, provider, sighting.resource)
+        # A second sandbox of one creation has an operation of its own, and carries the marks of the first.
+        require_marks(provider, sighting.resource, creation=str(operation.marks.get(MARK_OPERATION, operation.pk)))
     except ProviderError as error:
         raise DecisionRefused(f"the provider could not be asked: {error}", code=error.kind.value) from error
     return Finding(operation, resource_id, type(sighting).__name__.lower())
@@ -182,17 +183,16 @@ def _about(resource_id: str, answer: Sighting) -> Seen:
     return answer
 
 
-def _require_ours(operation: Operation, provider: AnyProvider, resource: Resource) -> None:
-    """Refuse a sandbox that does not carry this installation's mark and this very operation's.
+def require_marks(provider: AnyProvider, resource: Resource, *, creation: str) -> None:
+    """Refuse a sandbox that does not carry this installation's mark and that of this very creation ("": of none).
 
     A look may show no marks at all (a state that the provider does not describe). Then the provider's own list by these
-    two marks is asked: one that names this id says the same. What neither shows is refused, whoever vouches for it.
+    marks is asked: one that names this id says the same. What neither shows is refused, whoever vouches for it. Raises
+    `DecisionRefused`, and `ProviderError` where the list cannot be had.
     """
-    ours = {
-        MARK_INSTALLATION: str(Installation.current().mark),
-        # A second sandbox of one creation has an operation of its own, and carries the marks of the first.
-        MARK_OPERATION: str(operation.marks.get(MARK_OPERATION, operation.pk)),
-    }
+    ours = {MARK_INSTALLATION: str(Installation.current().mark)}
+    if creation:
+        ours[MARK_OPERATION] = creation
     marks = dict(resource.marks)
     if ours.items() <= marks.items():
         return

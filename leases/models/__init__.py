@@ -4,6 +4,7 @@ from leases.models.accounts import Credential, ProviderAccount
 from leases.models.audit import ActivityEntry
 from leases.models.environments import Environment
 from leases.models.holds import Hold
+from leases.models.inventory import InventoryFinding, InventoryListing
 from leases.models.journal import Operation
 from leases.models.lease import BridgeActivity, Lease
 from leases.models.obligations import Attempt, Obligation
@@ -19,6 +20,8 @@ __all__ = [
     "Environment",
     "Hold",
     "Installation",
+    "InventoryFinding",
+    "InventoryListing",
     "Issue",
     "Lease",
     "Obligation",
