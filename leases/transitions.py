@@ -243,16 +243,16 @@ def dispose(lease: Lease, *, reason: str, actor: str) -> Obligation:
 def owe_again(lease: Lease, *, reason: str, actor: str) -> Obligation:
     """Expired or failed -> pending_cleanup: the sandbox of a lease that is over is there after all, so it leaks.
 
-    The epoch rises: what was proven, or given up unproven, says nothing about what is there now. It is nobody's, so
-    that a hold makes a stop of its destruction. The caller has locked the lease, and no other one knows the sandbox.
+    The epoch rises: what was proven, or given up unproven, says nothing about what is there now. Its run let go of it,
+    so that only what holds it on purpose makes a stop of its destruction. The caller has locked the lease, and no other
+    one knows the sandbox.
     """
     _require(lease, State.EXPIRED, State.FAILED)
     if lease.successor_id is not None:
         raise ValueError(f"the sandbox of lease {lease.pk} is its successor's")
     lease.state, lease.policy, lease.scope, lease.reason = State.PENDING_CLEANUP, Policy.EPHEMERAL, "", reason
-    lease.orphaned_at = Now()
     _start(lease, None)
-    lease.save(update_fields=["state", "policy", "scope", "reason", "orphaned_at", "epoch"])
+    lease.save(update_fields=["state", "policy", "scope", "reason", "epoch"])
     obligation = _owe_teardown(lease, Demand(Obligation.Verb.DELETE), due_at=None)
     audit.record("lease.owed_again", lease, company_id=lease.company_id, actor=actor, reason=reason, epoch=lease.epoch)
     return obligation

@@ -116,7 +116,7 @@ class InventoryFinding(models.Model):
             ),
             models.CheckConstraint(
                 condition=Q(confirmed_at__isnull=True)
-                | Q(sightings__gte=2, confirmed_at__gte=F("first_seen_at") + timedelta(minutes=15)),
+                | Q(sightings__gte=2, confirmed_at__gte=F("first_seen_at") + GRACE),
                 name="finding_is_confirmed_after_its_grace",
             ),
             models.CheckConstraint(
