@@ -6,12 +6,12 @@ import django.db.models.expressions
 import django.db.models.functions.datetime
 from django.db import migrations, models
 
-SQL = (Path(__file__).parent / "sql" / "0009_inventory.sql").read_text(encoding="utf-8")
+SQL = (Path(__file__).parent / "sql" / "0010_inventory.sql").read_text(encoding="utf-8")
 
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("leases", "0008_holds"),
+        ("leases", "0009_lane"),
     ]
 
     operations = [
