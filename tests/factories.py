@@ -18,6 +18,7 @@ from leases.models import (
     Attempt,
     Company,
     Environment,
+    Hold,
     Issue,
     Lease,
     Obligation,
@@ -106,6 +107,7 @@ def lease(environment_: Environment | None = None, **values: Any) -> Lease:
 def teardown(lease_: Lease | None = None, *, due_in: float = 0.0, **values: Any) -> Obligation:
     """Make a lease pending cleanup and owe its teardown, due in `due_in` seconds."""
     subject = lease_ or lease()
+    _end_disposal(subject)
     subject.state = Lease.State.PENDING_CLEANUP
     subject.outcome = subject.outcome or Lease.Outcome.SUCCEEDED
     subject.reason = subject.reason or "test"
@@ -119,6 +121,34 @@ def teardown(lease_: Lease | None = None, *, due_in: float = 0.0, **values: Any)
             "lease": subject,
             "verb": Obligation.Verb.DELETE,
             "due_at": at(due_in),
+            **values,
+        }
+    )
+
+
+def _end_disposal(lease_: Lease) -> None:
+    """A lease that is not kept any more owes no disposal."""
+    Obligation.objects.filter(lease=lease_, kind=Obligation.Kind.DISPOSE, closed_at__isnull=True).update(
+        closed_at=database_now(), closed_as=Obligation.ClosedAs.NOTHING_OWED, due_at=None, quiet=""
+    )
+
+
+def hold(
+    subject: Lease | Issue, kind: str = Hold.Kind.OPERATOR, *, until_in: float | None = None, **values: Any
+) -> Hold:
+    """Hold a lease or an issue's leases, until `until_in` seconds from now; an operator's hold for an hour."""
+    if until_in is None and kind in (Hold.Kind.OPERATOR, Hold.Kind.SHUTDOWN_FENCE):
+        until_in = 3600.0
+    where = {"lease": subject} if isinstance(subject, Lease) else {"issue": subject}
+    strength = Hold.Strength.SOFT if kind in Hold.SOFT_KINDS else Hold.Strength.ALWAYS
+    return Hold.objects.create(
+        **{
+            "company_id": subject.company_id,
+            "kind": kind,
+            "strength": strength,
+            "holder": _unique("holder"),
+            "until": at(until_in) if until_in is not None else None,
+            **where,
             **values,
         }
     )
@@ -150,7 +180,8 @@ def stopped(lease_: Lease | None = None, *, state: str = Lease.State.RELEASED) -
     assert subject is not None
     receipt(subject, evidence=Receipt.Evidence.STOPPED)
     subject.state = state
-    subject.save(update_fields=["state"])
+    subject.kept_until = at(30 * 86_400)
+    subject.save(update_fields=["state", "kept_until"])
     owed.closed_at, owed.closed_as, owed.due_at = database_now(), Obligation.ClosedAs.PROVEN, None
     owed.save(update_fields=["closed_at", "closed_as", "due_at"])
     return subject

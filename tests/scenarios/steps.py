@@ -57,8 +57,8 @@ def sweep_lane(*kinds: Obligation.Kind, limit: int | None = None) -> Tally:
 
 
 def owed(subject: Lease | Operation) -> Obligation:
-    """The newest obligation of a lease or an operation, as the database has it now."""
-    return subject.obligations.latest("pk")
+    """The newest obligation of a lease or an operation but the end of what is kept, as the database has it now."""
+    return subject.obligations.exclude(kind=Obligation.Kind.DISPOSE).latest("pk")
 
 
 def is_due(row: Obligation) -> bool:
