@@ -107,7 +107,6 @@ def lease(environment_: Environment | None = None, **values: Any) -> Lease:
 def teardown(lease_: Lease | None = None, *, due_in: float = 0.0, **values: Any) -> Obligation:
     """Make a lease pending cleanup and owe its teardown, due in `due_in` seconds."""
     subject = lease_ or lease()
-    _end_disposal(subject)
     subject.state = Lease.State.PENDING_CLEANUP
     subject.outcome = subject.outcome or Lease.Outcome.SUCCEEDED
     subject.reason = subject.reason or "test"
@@ -123,13 +122,6 @@ def teardown(lease_: Lease | None = None, *, due_in: float = 0.0, **values: Any)
             "due_at": at(due_in),
             **values,
         }
-    )
-
-
-def _end_disposal(lease_: Lease) -> None:
-    """A lease that is not kept any more owes no disposal."""
-    Obligation.objects.filter(lease=lease_, kind=Obligation.Kind.DISPOSE, closed_at__isnull=True).update(
-        closed_at=database_now(), closed_as=Obligation.ClosedAs.NOTHING_OWED, due_at=None, quiet=""
     )
 
 

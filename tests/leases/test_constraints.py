@@ -25,6 +25,7 @@ from leases.models import (
     BridgeActivity,
     Company,
     Credential,
+    Hold,
     Installation,
     InventoryFinding,
     InventoryListing,
@@ -180,6 +181,15 @@ def credential(company: Company | None = None) -> Credential:
 
 def close(row: Obligation, **values: Any) -> Statement:
     return change(row, **{"closed_at": NOW, "closed_as": "proven", "due_at": None, **values})
+
+
+def watch() -> Obligation:
+    """What the whole fleet owes."""
+    installation = Installation.current()
+    row, _ = Obligation.objects.get_or_create(
+        kind="watch_controllers", installation=installation, closed_at=None, defaults={"due_at": factories.at(60)}
+    )
+    return row
 
 
 # 1. Values that are known, names that are unique
@@ -579,7 +589,7 @@ def _() -> Any:
     """Seen running while a start is pending: its teardown and the end of the start are one write."""
     row = factories.start()
     lease = row.source
-    teardown = lease.obligations.get()
+    teardown = lease.obligations.get(kind="teardown")
     pend = [change(lease, state="pending_cleanup", epoch=2), another(teardown, **OPEN)]
     ended = [change(row, state="resolved", resolved_at=NOW), close(row.obligations.get())]
     return pend, [*pend, *ended]
@@ -1023,12 +1033,19 @@ def _() -> Any:
     return another(owed, **CLOSED, run_id=run.pk), another(owed, **CLOSED)
 
 
-for _kind in ("extend", "end_lease"):
+@refuses(SUBJECT)
+def _() -> Any:
+    """What the whole fleet owes is of the installation."""
+    row, kept = watch(), factories.stopped().obligations.get(kind="dispose")
+    return another(kept, installation_id=row.installation_id, **CLOSED), another(row, **CLOSED)
+
+
+for _kind in ("extend", "end_lease", "settle_orphan", "dispose", "end_fence", "verify_end"):
 
     @refuses(SUBJECT)
     def _(kind: str = _kind) -> Any:
         owed, probe = factories.teardown(), factories.probe()
-        return another(probe, **CLOSED, kind=kind), another(owed, kind=kind, verb="")
+        return another(probe, **CLOSED, kind=kind), another(owed, **CLOSED, kind=kind, verb="")
 
 
 @refuses(SUBJECT)
@@ -1238,6 +1255,25 @@ def _() -> Any:
     return another(row), another(row, **{**CLOSED, "quiet": ""})
 
 
+@refuses("obligation_is_one_per_installation_and_kind")
+def _() -> Any:
+    row = watch()
+    return another(row), another(row, **CLOSED)
+
+
+@refuses("obligation_names_whom_it_calls")
+def _() -> Any:
+    owed, kept = factories.teardown(), factories.stopped().obligations.get(kind="dispose")
+    return another(owed, account_id=None, **CLOSED), another(kept, account_id=None, **CLOSED)
+
+
+@refuses("obligation_names_its_company")
+def _() -> Any:
+    row = watch()
+    kept = factories.stopped().obligations.get(kind="dispose")
+    return another(kept, company_id=None, **CLOSED), another(row, **CLOSED)
+
+
 @refuses("obligation_attempt_is_its_own")
 def _() -> Any:
     """An attempt id is a fence: two rows never carry the same."""
@@ -1311,6 +1347,128 @@ def _() -> Any:
 def _() -> Any:
     row = receipt()
     return another(row), another(row, evidence="absent")
+
+
+# 6. What is kept, and what holds it
+
+KEPT = "lease_is_kept_exactly_while_disposal_is_open"
+
+
+@refuses(KEPT, trigger="obligation_closed_at_commit")
+def _() -> Any:
+    """No sandbox without an end."""
+    row = factories.stopped()
+    disposal = row.obligations.get(kind="dispose")
+    execute([change(factories.stopped(), reason="kept")])
+    return close(disposal), change(disposal, due_at=LATER)
+
+
+@refuses(KEPT, trigger="obligation_created_at_commit")
+def _() -> Any:
+    disposal = factories.stopped().obligations.get(kind="dispose")
+    used = factories.lease()
+    of_used = {"lease_id": used.pk, "company_id": used.company_id}
+    return another(disposal, **of_used), another(disposal, **of_used, **CLOSED)
+
+
+@refuses("environment_keeps_for_a_time")
+def _() -> Any:
+    row = factories.environment()
+    return change(row, reuse_idle_for=sql.SQL("interval '0'")), change(row, reuse_idle_for=sql.SQL("interval '1 hour'"))
+
+
+@refuses("environment_keeps_for_a_time")
+def _() -> Any:
+    row = factories.environment()
+    return change(row, retain_for=sql.SQL("interval '-1 day'")), change(row, retain_for=None)
+
+
+@refuses("run_hold_names_its_controller")
+def _() -> Any:
+    row = factories.run()
+    return (
+        change(row, controller_expires_at=LATER, controller_id="one"),
+        change(row, controller_expires_at=LATER, controller_id="one", controller_seconds=60),
+    )
+
+
+@refuses("hold_is_on_a_lease_or_an_issue")
+def _() -> Any:
+    row = factories.hold(leased())
+    return another(row, issue_id=row.lease.issue_id), another(row, lease_id=None, issue_id=row.lease.issue_id)
+
+
+@refuses("hold_is_on_a_lease_or_an_issue")
+def _() -> Any:
+    row = factories.hold(leased())
+    return another(row, lease_id=None), another(row, kind="export_resume")
+
+
+@refuses("hold_has_the_strength_of_its_kind")
+def _() -> Any:
+    row = factories.hold(leased())
+    return another(row, kind="export"), another(row, kind="export", strength="soft")
+
+
+@refuses("hold_has_the_strength_of_its_kind")
+def _() -> Any:
+    row = factories.hold(leased())
+    return another(row, kind="whim"), another(row, kind="recovery_source")
+
+
+@refuses("hold_is_reviewed_or_ended")
+def _() -> Any:
+    row = factories.hold(leased())
+    return change(row, until=None), change(row, until=LATER)
+
+
+@refuses("hold_that_fences_is_on_a_lease")
+def _() -> Any:
+    row = factories.hold(leased(), "shutdown_fence")
+    return another(row, lease_id=None, issue_id=row.lease.issue_id), change(row, until=LATER)
+
+
+@refuses("hold_is_ended_by_somebody")
+def _() -> Any:
+    row = factories.hold(leased())
+    return change(row, ended_at=NOW), change(row, ended_at=NOW, ended_by="somebody")
+
+
+@refuses("hold_is_one_per_lease_kind_and_holder")
+def _() -> Any:
+    row = factories.hold(leased())
+    return another(row), another(row, ended_at=NOW, ended_by="somebody")
+
+
+@refuses("hold_is_one_per_issue_kind_and_holder")
+def _() -> Any:
+    row = factories.hold(factories.issue())
+    return another(row), another(row, holder="another")
+
+
+@refuses("hold_facts_are_final", trigger="hold_is_final")
+def _() -> Any:
+    row = factories.hold(leased())
+    return change(row, holder="another"), change(row, reason="another")
+
+
+@refuses("hold_facts_are_final", trigger="hold_is_final")
+def _() -> Any:
+    row = factories.hold(leased())
+    execute([change(row, ended_at=NOW, ended_by="somebody")])
+    return change(row, ended_at=None, ended_by=""), another(row, ended_at=None, ended_by="")
+
+
+@refuses("hold_keeps_company_of_lease")
+def _() -> Any:
+    row = factories.hold(leased())
+    return another(row, kind="export_resume", lease_id=leased().pk), another(row, kind="export_resume")
+
+
+@refuses("hold_keeps_company_of_issue")
+def _() -> Any:
+    row = factories.hold(factories.issue())
+    return another(row, kind="export_resume", issue_id=factories.issue().pk), another(row, kind="export_resume")
 
 
 BINDS = "receipt_binds_to_its_lease"
@@ -1715,7 +1873,7 @@ def test_a_replica_role_and_a_restore_switch_no_trigger_off(case: Case) -> None:
 def test_it_is_that_trigger_which_refuses(case: Case) -> None:
     """With this one switched off the write passes, or another of ours refuses it; with all of them off it passes."""
     forbidden, _ = case.build()
-    tables = {row._meta.db_table for row in (Receipt, ActivityEntry, Attempt, Operation, Lease, Obligation)}
+    tables = {row._meta.db_table for row in (Receipt, ActivityEntry, Attempt, Operation, Lease, Obligation, Hold)}
     with connection.cursor() as cursor:
         for table in sorted(tables):
             cursor.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")
@@ -2081,6 +2239,17 @@ ACTING = {
     "operation_end_wakes_startup": "wakes; test_whatever_may_end_a_startup_wakes_it_...",
     "receipt_wakes_startup": "wakes; test_whatever_may_end_a_startup_wakes_it_...",
     "startup_work_end_wakes_startup": "wakes; test_whatever_may_end_a_startup_wakes_it_...",
+    "lease_kept_owes_its_disposal": "opens; tests/scenarios/test_retained.py",
+    "lease_made_kept_owes_its_disposal": "opens; tests/scenarios/test_retained.py",
+    "lease_kept_no_more_owes_no_disposal": "closes; tests/scenarios/test_retained.py",
+    "hold_written_wakes_settles": "wakes; test_every_write_that_can_end_a_hold_wakes_the_disposal",
+    "run_written_wakes_settles": "wakes; test_every_write_that_can_end_a_hold_wakes_the_disposal",
+    "run_deleted_wakes_settles": "wakes; test_every_write_that_can_end_a_hold_wakes_the_disposal",
+    "lease_written_wakes_settles": "wakes; test_every_write_that_can_end_a_hold_wakes_the_disposal",
+    "lease_end_wakes_settles": "wakes; test_every_write_that_can_end_a_hold_wakes_the_disposal",
+    "start_end_wakes_settles": "wakes; test_every_write_that_can_end_a_hold_wakes_the_disposal",
+    "attempt_end_wakes_settles": "wakes; test_every_write_that_can_end_a_hold_wakes_the_disposal",
+    "lane_opened_notifies": "notifies; tests/cleanup/test_alarm.py",
     "obligation_created_notifies": "notifies; test_the_beat_is_notified_of_a_deadline_...",
     "obligation_earlier_notifies": "notifies; test_the_beat_is_notified_of_a_deadline_...",
     "account_opened_notifies": "notifies; test_an_account_notifies_when_more_of_it_can_be_claimed_...",

@@ -10,11 +10,12 @@ from uuid import uuid4
 
 import pytest
 from django.db import transaction
+from django.db.models.functions import Now
 
 from cleanup import evidence
 from leases import holds, transitions
 from leases.errors import LeaseError, NotFound
-from leases.models import ActivityEntry, Hold, Lease, Obligation, Run
+from leases.models import ActivityEntry, Hold, Lease, Obligation, Operation, Run
 from tests import factories
 from tests.tables import rows_of
 
@@ -290,3 +291,73 @@ HOLDS = Path(__file__).parents[2] / "docs" / "holds.md"
 def test_the_document_lists_every_condition_with_its_strength_and_no_other() -> None:
     documented = [(row["condition"], row["strength"]) for row in rows_of(HOLDS, "What holds a sandbox")]
     assert documented == [(condition.name, condition.strength) for condition in holds.CONDITIONS]
+
+
+# Waking
+
+
+def _end_run(lease: Lease) -> None:
+    Run.objects.filter(pk=lease.run_id).update(status=Run.Status.SUCCEEDED)
+
+
+def _end_attempt(lease: Lease) -> None:
+    Obligation.objects.filter(lease=lease, kind="extend").update(attempt_id=None, worker=None, claimed_at=None)
+
+
+def _end_start(lease: Lease) -> None:
+    started = Operation.objects.get(source=lease, state="pending")
+    with transaction.atomic():
+        transitions.refuse_operation(started)
+
+
+def _end_other_lease(lease: Lease) -> None:
+    other = Lease.objects.exclude(pk=lease.pk).get(resource_id=lease.resource_id)
+    owed = factories.teardown(other)
+    with transaction.atomic():
+        transitions.settle(Lease.objects.get(pk=other.pk), owed, factories.receipt(other))
+
+
+def _end_issues_run(lease: Lease) -> None:
+    Run.objects.filter(issue=lease.issue, status="queued").delete()
+
+
+def _end_row(lease: Lease) -> None:
+    Hold.objects.filter(lease=lease).update(ended_at=Now(), ended_by="somebody")
+
+
+ENDED: dict[str, Callable[[Lease], None]] = {
+    "run_live": _end_run,
+    "attempt_in_flight": _end_attempt,
+    "being_started": _end_start,
+    "other_lease": _end_other_lease,
+    "run_on_issue": _end_issues_run,
+    **dict.fromkeys(Hold.Kind.values, _end_row),
+}
+"""How each condition of `PLACED` ends."""
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_every_write_that_can_end_a_hold_wakes_the_disposal(name: str) -> None:
+    """Two holds that end at once must not hide each other: the trigger evaluates nothing, so another one may stand."""
+    lease = kept()
+    PLACED[name](lease)
+    factories.hold(lease, Hold.Kind.RESTORE_RECOVERY)  # another that stands
+    asleep = Obligation.objects.filter(lease=lease, kind="dispose", closed_at=None)
+    asleep.update(due_at=None, quiet="waiting")
+    before = asleep.get().wakes
+    ENDED[name](lease)
+    row = asleep.get()
+    assert row.wakes > before
+    assert row.due_at is not None
+    assert row.quiet == ""
+
+
+@pytest.mark.parametrize(
+    "values", [{"expires_at": Now()}, {"orphaned_at": None}, {"kept_until": Now()}, {"issue": None}], ids=str
+)
+def test_what_changes_on_the_lease_itself_wakes_its_disposal(values: dict[str, object]) -> None:
+    lease = kept()
+    asleep = Obligation.objects.filter(lease=lease, kind="dispose", closed_at=None)
+    asleep.update(due_at=None, quiet="waiting")
+    Lease.objects.filter(pk=lease.pk).update(**values)
+    assert asleep.get().due_at is not None

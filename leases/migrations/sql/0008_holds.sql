@@ -37,6 +37,20 @@ CREATE TRIGGER lease_made_kept_owes_its_disposal AFTER INSERT ON leases_lease
 ALTER TABLE leases_lease ENABLE ALWAYS TRIGGER lease_kept_owes_its_disposal;
 ALTER TABLE leases_lease ENABLE ALWAYS TRIGGER lease_made_kept_owes_its_disposal;
 
+-- It ends with that. Our own transitions close the row before, with the attempt that holds it; this is for other hands.
+CREATE FUNCTION leases_lease_kept_no_more() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE leases_obligation
+       SET closed_at = now(), closed_as = 'nothing_owed', due_at = NULL, quiet = '',
+           attempt_id = NULL, worker = NULL, claimed_at = NULL
+     WHERE lease_id = NEW.id AND kind = 'dispose' AND closed_at IS NULL;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER lease_kept_no_more_owes_no_disposal AFTER UPDATE OF state ON leases_lease
+    FOR EACH ROW WHEN (OLD.state IN ('released', 'retained') AND NEW.state NOT IN ('released', 'retained'))
+    EXECUTE FUNCTION leases_lease_kept_no_more();
+ALTER TABLE leases_lease ENABLE ALWAYS TRIGGER lease_kept_no_more_owes_no_disposal;
+
 -- And exactly while it is kept. The other rules are those of 0004_journal_rules.
 CREATE OR REPLACE FUNCTION leases_lease_at_commit() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
