@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 from django.db import connection, transaction
@@ -234,7 +235,7 @@ def kept(company_id: UUID | None = None) -> Iterator[Standing]:
     return _read(where, [company_id, company_id])
 
 
-def _read(where: str, values: Sequence[object]) -> Iterator[Standing]:
+def _read(where: str, values: Sequence[Any]) -> Iterator[Standing]:
     with connection.cursor() as cursor:
         cursor.execute(_FACTS + where, values)
         rows = cursor.fetchall()
@@ -283,10 +284,11 @@ def hold(
                 if lease.state == Lease.State.PENDING_CLEANUP and of(lease).is_held_explicitly:
                     transitions.hold_back(lease, held_by=[kind], actor=actor)  # too late for one is told by its state
         else:
-            lease = next(iter(_locked(Lease.objects.filter(pk=arguments.identity(lease_id, "lease_id")))), None)
-            if lease is None or lease.company_id != company_id:
+            subject = arguments.identity(lease_id, "lease_id")
+            found = _locked(Lease.objects.filter(pk=subject, company_id=company_id))
+            if not found:
                 raise NotFound(f"no lease {lease_id} in this company")
-            placed = hold_locked(lease, kind=kind, holder=holder, until=until, reason=reason, actor=actor)
+            placed = hold_locked(found[0], kind=kind, holder=holder, until=until, reason=reason, actor=actor)
         audit.record(
             "hold.placed",
             placed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cleanup.handlers.dispose import dispose
 from cleanup.handlers.end_lease import end_lease
 from cleanup.handlers.extend import extend
 from cleanup.handlers.probe_account import probe_account
@@ -20,4 +21,5 @@ HANDLERS: dict[str, Handler] = {
     Obligation.Kind.EXTEND: extend,
     Obligation.Kind.END_LEASE: end_lease,
     Obligation.Kind.PROBE_ACCOUNT: probe_account,
+    Obligation.Kind.DISPOSE: dispose,
 }

@@ -34,7 +34,8 @@ class Command(DecisionCommand):
             raise Wrong(f"{options['company']!r} is not an id") from None
         found = list(keeping.unmarked(before, company_id=company_id).values_list("pk", "company_id"))
         standings = holds.standing(pk for pk, _ in found)
-        marked, changed = [], []
+        marked: list[dict[str, Any]] = []
+        changed: list[dict[str, str]] = []
         for pk, owner in found:
             if not dry_run:
                 try:
@@ -49,8 +50,8 @@ class Command(DecisionCommand):
         told = f"{len(marked)} kept sandboxes {verb} as nobody's; {held_count} of them are held for now."
         for one in marked:
             told += f"\n  {one['lease']}" + (f"  held: {', '.join(one['held_by'])}" if one["held_by"] else "")
-        for one in changed:
-            told += f"\n  {one['lease']}  left alone: {one['why']}"
+        for other in changed:
+            told += f"\n  {other['lease']}  left alone: {other['why']}"
         if dry_run:
             told += "\nNothing was written."
         return {"before": before.isoformat(), "leases": marked, "left_alone": changed, "told": told}
