@@ -96,7 +96,9 @@ def look_at_again(self: Task[..., None], obligation_id: int) -> None:
     if row is None or last is None or last.outcome != Attempt.Outcome.HANDED_BACK:
         return
     selection = Selection(obligation_id=row.pk, ahead=CONTENDED_DELAY)
-    tally = engine.Engine(stopping=_stopping.is_set).sweep(lane_of(row), seconds=SWEEP_SECONDS, selection=selection)
+    worker = engine.Engine(stopping=_stopping.is_set)
+    # Once: given back, it would be within reach again.
+    tally = worker.sweep(lane_of(row), seconds=SWEEP_SECONDS, selection=selection, limit=1)
     if tally.outcomes.get(CONTENDED) and self.request.retries < AGAIN_TIMES:
         raise self.retry(countdown=AGAIN_AFTER)
 

@@ -13,7 +13,7 @@ from django.db import DatabaseError, connection, transaction
 from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask
 
 from cleanup import listening
-from leases.models import BridgeActivity, Obligation, ProviderAccount
+from leases.models import BridgeActivity, Installation, Obligation, ProviderAccount
 from leases.waking import wake
 from tests import factories
 from tests.beats import Beat, Queue, beats, leader_session, owed
@@ -102,6 +102,11 @@ LOUD: dict[str, tuple[dict[str, Any], Write]] = {
     "a hint is cleared": ({"hinted_until": 9}, lambda _, account: _update(account, hinted_until=None)),
     "a limit is raised": ({"concurrency_limit": 3}, lambda _, account: _update(account, concurrency_limit=4)),
     "a circuit closes": ({"circuit": "open"}, lambda _, account: _update(account, circuit="closed")),
+    "the hint of the built-in lane is cleared": (
+        {},
+        lambda *_: [Installation.objects.update(hinted_until=at(9)), Installation.objects.update(hinted_until=None)],
+    ),
+    "what calls no provider is owed": ({}, lambda *_: factories.startup(quiet="", due_at=at(60))),
 }
 
 SILENT: dict[str, tuple[dict[str, Any], Write]] = {
@@ -115,10 +120,12 @@ SILENT: dict[str, tuple[dict[str, Any], Write]] = {
     "a circuit opens": ({}, lambda _, account: _update(account, circuit="open")),
     "a limit is lowered": ({"concurrency_limit": 3}, lambda _, account: _update(account, concurrency_limit=2)),
     "an account is renamed": ({}, lambda _, account: _update(account, name="another")),
+    "the built-in lane is hinted": ({}, lambda *_: Installation.objects.update(hinted_until=at(10))),
 }
 
 
 def _given(columns: dict[str, Any]) -> tuple[Obligation, ProviderAccount]:
+    Installation.current()
     values: dict[str, Any] = {key: at(value) if key.endswith("until") else value for key, value in columns.items()}
     account = factories.account(**values)
     return owed(account, 3600), account
@@ -239,6 +246,9 @@ def _fleet_that_waits() -> None:
     owed(factories.account(), due_at=None, quiet=Obligation.Quiet.FOREIGN_MARKS)
     owed(factories.account(blocked_until=at(3600)), -5)
     owed(factories.account(circuit="open"), -5)
+    factories.startup(quiet="", due_at=at(3600))  # the built-in lane waits for a time, for another row, for its worker
+    factories.startup()
+    claimed(factories.startup(quiet="", due_at=at(0)))
     hour = IntervalSchedule.objects.create(every=1, period=IntervalSchedule.HOURS)
     PeriodicTask.objects.create(name="hourly", task="test.hourly", interval=hour)
 
