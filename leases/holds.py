@@ -63,14 +63,13 @@ def _if(condition: str) -> str:
 
 def _of_rows(kind: str) -> str:
     """Return the expression for the `Hold` rows of one kind, on the lease or on its issue."""
-    on_lease = "h.lease_id = l.id"
     if kind == Hold.Kind.SHUTDOWN_FENCE:  # protects the sandbox, whichever row of ours names it (S-238)
-        on_lease = """h.lease_id IN (SELECT o.id FROM leases_lease o
-            WHERE o.resource_id = l.resource_id AND o.provider = l.provider
-              AND o.account_identity = l.account_identity)"""
+        return f"""(SELECT max(coalesce(h.until, {_FOREVER})) FROM leases_lease o JOIN leases_hold h ON h.lease_id = o.id
+        WHERE o.resource_id = l.resource_id AND o.provider = l.provider AND o.account_identity = l.account_identity
+          AND h.kind = '{kind}' AND h.ended_at IS NULL AND (h.until IS NULL OR h.until > now()))"""
     return f"""(SELECT max(coalesce(h.until, {_FOREVER})) FROM leases_hold h
         WHERE h.kind = '{kind}' AND h.ended_at IS NULL AND (h.until IS NULL OR h.until > now())
-          AND ({on_lease} OR h.issue_id = l.issue_id AND {_WAS_KEPT}))"""
+          AND (h.lease_id = l.id OR h.issue_id = l.issue_id AND {_WAS_KEPT}))"""
 
 
 _ALWAYS, _SOFT = Hold.Strength.ALWAYS.value, Hold.Strength.SOFT.value
@@ -144,12 +143,11 @@ _WINDOW = f"coalesce(l.expires_at, {_FOREVER})"
 
 
 def _bounded(condition: Condition) -> str:
-    until = f"({condition.sql})"
-    if condition.strength == _SOFT:
-        until = (
-            f"(CASE WHEN {_WINDOW} > now() THEN least({until}, CASE WHEN {until} IS NOT NULL THEN {_WINDOW} END) END)"
-        )
-    return until
+    """Return when a condition ends; a soft one, with the window at the latest."""
+    if condition.strength != _SOFT:
+        return f"({condition.sql})"
+    return f"""(SELECT least(soft.until, {_WINDOW}) FROM (SELECT {condition.sql} AS until) soft
+        WHERE soft.until IS NOT NULL AND {_WINDOW} > now())"""
 
 
 _COLUMNS = ",\n".join(f"{_bounded(condition)} AS {condition.name}" for condition in CONDITIONS)

@@ -126,6 +126,12 @@ class Lease(models.Model):
             models.Index(fields=["company", "state"], name="lease_company_state"),
             models.Index(fields=["resource_id"], name="lease_resource"),
             models.Index(fields=["-acquired_at"], name="lease_newest_first"),
+            # The leases whose sandbox is not gone, among all that ever were: what the report reads.
+            models.Index(
+                fields=["id"],
+                condition=Q(state__in=["active", "released", "retained", "pending_cleanup"]),
+                name="lease_unsettled",
+            ),
             # What an acquire looks for: a stopped sandbox of its scope, newest first.
             models.Index(
                 fields=["company", "scope", "-released_at"],
