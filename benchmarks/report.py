@@ -1,3 +1,4 @@
+# ruff: noqa: S608 - every statement is made of constants
 """How long the ownership report takes for a fleet, against what only counts it; and that history costs it nothing.
 
     .venv/bin/python -m paperclip_env.stack run -- .venv/bin/python -m benchmarks.report
@@ -94,7 +95,8 @@ WITH made AS (
            (%(issues)s::uuid[])[1 + n %% cardinality(%(issues)s::uuid[])],
            (%(runs)s::uuid[])[1 + n %% cardinality(%(runs)s::uuid[])],
            {state}, 'ephemeral', 'succeeded', '', 'local', '{{}}', '', 'identity', '{{}}', 30, interval '7 d',
-           interval '30 d', 0.1, 'box-' || n || %(suffix)s, 'box-' || n, 1, CASE WHEN n %% 3 = 0 THEN 'scope' ELSE '' END,
+           interval '30 d', 0.1, 'box-' || n || %(suffix)s, 'box-' || n, 1,
+           CASE WHEN n %% 3 = 0 THEN 'scope' ELSE '' END,
            '', false, now() - interval '9 h', {released}, now() + interval '2 d', {kept_until}, {orphaned}
       FROM generate_series(%(first)s, %(first)s + %(number)s - 1) n
     RETURNING id, state
@@ -102,8 +104,8 @@ WITH made AS (
 """
 
 _RECEIPTS = """
-INSERT INTO leases_receipt (lease_id, account_id, company_uuid, run_uuid, resource_id, account_identity, epoch, evidence,
-                            ended, attempt_id)
+INSERT INTO leases_receipt (lease_id, account_id, company_uuid, run_uuid, resource_id, account_identity, epoch,
+                            evidence, ended, attempt_id)
 SELECT l.id, l.account_id, l.company_id, l.run_id, l.resource_id, l.account_identity, 1, %s, 'killed', gen_random_uuid()
   FROM leases_lease l WHERE l.state = %s AND NOT EXISTS (SELECT 1 FROM leases_receipt r WHERE r.lease_id = l.id)
 """
@@ -112,14 +114,15 @@ _HELD = """
 INSERT INTO leases_hold (id, company_id, lease_id, kind, strength, holder, reason, until, ended_by)
 SELECT gen_random_uuid(), l.company_id, l.id, kind.name, kind.strength, 'benchmark', '', now() + interval '5 d', ''
   FROM (SELECT l.*, row_number() OVER () AS n FROM leases_lease l WHERE l.state = 'released') l
-  JOIN (VALUES (0, 'operator', 'always'), (1, 'export', 'soft'), (2, 'recovery_source', 'always')) kind(n, name, strength)
+  JOIN (VALUES (0, 'operator', 'always'), (1, 'export', 'soft'), (2, 'recovery_source', 'always'))
+       kind(n, name, strength)
     ON l.n %% 7 = kind.n
 ON CONFLICT DO NOTHING
 """
 
 
 def _make(number: int, *, first: int) -> None:
-    """Make so many leases: one in ten in use, and the others kept, a third each reusable, orphaned, or for its files."""
+    """Make so many leases: one in ten in use, the others kept: reusable, orphaned, or for their files."""
     from django.db import connection, transaction
 
     values = {**_tenant(), "suffix": uuid4().hex[:4], "number": number, "first": first}

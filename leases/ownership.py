@@ -204,12 +204,12 @@ SELECT min(greatest(o.due_at, a.blocked_until))
 
 _FACTS = """
 SELECT l.id, l.state, l.resource_id, l.provider, coalesce(e.name, ''), l.scope <> '', l.orphaned_at IS NOT NULL,
-       l.hourly_price, l.acquired_at, l.ends_at,
+       l.hourly_price, l.ends_at,
        CASE WHEN l.state IN ('released', 'retained') THEN coalesce(
            (SELECT max(r.confirmed_at) FROM leases_receipt r WHERE r.lease_id = l.id AND r.epoch = l.epoch),
-           l.released_at) END AS kept_since,
+           l.released_at) ELSE l.acquired_at END,
        u.status, u.controller_id, u.controller_expires_at,
-       o.id, o.due_at, o.attempt_id IS NOT NULL, o.quiet, o.drain_until, o.held_verb, now()
+       o.id, o.due_at, o.attempt_id IS NOT NULL, o.quiet, o.drain_until, o.held_verb
   FROM leases_lease l
   LEFT JOIN leases_environment e ON e.id = l.environment_id
   LEFT JOIN leases_run u ON u.id = l.run_id
@@ -233,9 +233,8 @@ class _Facts:
     reusable: bool
     orphaned: bool
     hourly_price: Decimal | None
-    acquired_at: datetime
     ends_at: datetime | None
-    kept_since: datetime | None
+    since: datetime
     run_status: str | None
     controller_id: str | None
     controller_until: datetime | None
@@ -245,7 +244,6 @@ class _Facts:
     quiet: str | None
     drain_until: datetime | None
     held_verb: str | None
-    now: datetime
 
 
 def _sandboxes() -> list[Sandbox]:
@@ -259,10 +257,9 @@ def _sandboxes() -> list[Sandbox]:
 
 def _sandbox(row: _Facts, standing: Standing) -> Sandbox:
     kind = _kind_of(row, standing)
-    since = row.kept_since or row.acquired_at
-    so_far = row.hourly_price * Decimal((row.now - since) / timedelta(seconds=1)) / _HOUR if row.hourly_price else None
-    if row.hourly_price == 0:
-        so_far = _NOTHING
+    so_far = None
+    if row.hourly_price is not None:
+        so_far = row.hourly_price * Decimal((standing.at - row.since) / timedelta(seconds=1)) / _HOUR
     reasons = tuple(_reasons(row, standing, kind))
     return Sandbox(
         lease=row.lease,
@@ -274,7 +271,7 @@ def _sandbox(row: _Facts, standing: Standing) -> Sandbox:
         reasons=reasons,
         person=_person(row, standing, kind),
         due_at=_due(row, standing, kind, reasons),
-        since=since,
+        since=row.since,
         hourly_price=row.hourly_price,
         so_far=so_far,
     )
@@ -297,12 +294,17 @@ def _reasons(row: _Facts, standing: Standing, kind: Kind) -> Iterator[Reason]:
     if kind == Kind.IN_USE:
         yield _holder(row)
     if kind == Kind.TEARDOWN:
-        if row.drain_until is not None and row.drain_until > row.now:
+        if row.drain_until is not None and row.drain_until > standing.at:
             yield Reason("drain", _ALWAYS, "work in flight is waited for", row.drain_until, explicit=False)
         if row.held_verb:
             yield Reason("held_back", _ALWAYS, "it is held, so it is only stopped", FOREVER, explicit=False)
         return
-    if kind in STOPPED and not standing.orphaned and standing.kept_until is not None and standing.kept_until > row.now:
+    if (
+        kind in STOPPED
+        and not standing.orphaned
+        and standing.kept_until is not None
+        and standing.kept_until > standing.at
+    ):
         yield Reason("kept_until", _ALWAYS, _TIME[kind], standing.kept_until, explicit=False)
     yield from standing.reasons
 
@@ -343,7 +345,7 @@ def _due(row: _Facts, standing: Standing, kind: Kind, reasons: tuple[Reason, ...
         return None
     # A row in flight is decided about now. One that is due before its time is looked at then, and waits on; one that is
     # due after it cools down.
-    looked_at = row.now if row.in_flight and kind in SETTLED else row.due_at
+    looked_at = standing.at if row.in_flight and kind in SETTLED else row.due_at
     if looked_at is None:
         return None
     ends = _let_go_at(standing, kind)
