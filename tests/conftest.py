@@ -10,12 +10,15 @@ import pytest
 pytest.register_assert_rewrite("providers.conformance", "tests.crashing")
 
 from providers import registry  # noqa: E402
+from tests import emptying  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.stage import Rehearsal
 
 registry._BUILT_IN["rehearsal"] = "tests.rehearsal:RehearsalProvider"
 registry._BUILT_IN["limited"] = "tests.rehearsal:LimitedProvider"
+
+emptying.allow()
 
 
 @pytest.fixture

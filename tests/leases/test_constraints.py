@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -1525,6 +1526,20 @@ def _() -> Any:
 def _() -> Any:
     row = receipt()
     return gone(row), another(row, attempt_id=uuid4())
+
+
+# Emptying a table fires no row's trigger. An inventory's listings are no history that anything rests on.
+
+
+def _emptied(table: str) -> Any:
+    factories.teardown(factories.lease())
+    cascade = sql.SQL("TRUNCATE {} CASCADE")
+    return (cascade.format(sql.Identifier(table)), []), (sql.SQL("TRUNCATE leases_inventorylisting"), [])
+
+
+for _table in ("receipt", "activityentry", "attempt", "operation", "lease", "obligation"):
+    _refused = f"{_table}_is_not_emptied"
+    refuses(_refused, trigger=_refused)(partial(_emptied, f"leases_{_table}"))
 
 
 def _entry() -> ActivityEntry:
