@@ -44,7 +44,7 @@ from leases.models import (
 )
 
 ROLE = "paperclip_prune"
-"""The database role whose deletions the triggers let pass. SQL of the same name: `0011_prune.sql`."""
+"""The database role whose deletions the triggers let pass. SQL of the same name: `0012_prune.sql`."""
 
 YOUNGEST = timedelta(days=1)
 """History younger than this is never removed: an attempt, or a late answer, may still be on its way to it."""

@@ -2,10 +2,10 @@ from pathlib import Path
 
 from django.db import migrations
 
-SQL = (Path(__file__).parent / "sql" / "0011_prune.sql").read_text(encoding="utf-8")
+SQL = (Path(__file__).parent / "sql" / "0012_prune.sql").read_text(encoding="utf-8")
 
 
 class Migration(migrations.Migration):
-    dependencies = [("leases", "0010_inventory")]
+    dependencies = [("leases", "0011_report")]
 
     operations = [migrations.RunSQL(SQL, migrations.RunSQL.noop)]
