@@ -4,8 +4,12 @@ Answers for: a sentence instead of a traceback where no servers are given, and a
 parallel test process. (pytest-django gives each a PostgreSQL database of its own.)
 """
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,6 +21,10 @@ def _prepare() -> str | None:
         if not os.environ.get(name):
             return f"{name} is not set. Use `make test`, or `.venv/bin/python -m paperclip_env.stack test -k NAME`."
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "paperclip_env.settings")
+    # Whatever the beats of the tests keep is this run's alone.
+    state = tempfile.mkdtemp(prefix="paperclip-env-state-")
+    atexit.register(shutil.rmtree, state, ignore_errors=True)
+    os.environ["PAPERCLIP_STATE_DIR"] = state
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     broker = urlsplit(os.environ["CELERY_BROKER_URL"])
     if worker.startswith("gw") and broker.scheme in {"redis", "rediss"}:
@@ -32,7 +40,7 @@ if _missing := _prepare():
 
 
 def pytest_configure() -> None:
-    """Give the settings the same broker.
+    """Give the settings the same broker, and the same place for the beat's state.
 
     pytest-django has read them before this file where DJANGO_SETTINGS_MODULE was in the environment already, as it is
     in every parallel process.
@@ -40,3 +48,4 @@ def pytest_configure() -> None:
     from django.conf import settings
 
     settings.CELERY_BROKER_URL = os.environ["CELERY_BROKER_URL"]
+    settings.PAPERCLIP_STATE_DIR = Path(os.environ["PAPERCLIP_STATE_DIR"])

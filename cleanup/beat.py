@@ -32,11 +32,12 @@ from django_celery_beat.models import PeriodicTask
 from django_celery_beat.schedulers import DatabaseScheduler, ModelEntry
 from kombu import Producer
 
-from cleanup import alarm, leadership
+from cleanup import alarm, judging, leadership, outside
 from cleanup.claims import LANE
 from cleanup.listening import NotDirect, Session
-from cleanup.publishing import ONCE_AGAIN, Publisher
+from cleanup.publishing import ONCE_AGAIN, REST, Publisher
 from cleanup.reckoning import Reckoning
+from cleanup.watermark import Mark, Unclear
 from leases.clock import boottime
 
 logger = logging.getLogger(__name__)
@@ -96,6 +97,10 @@ class Scheduler(DatabaseScheduler):  # type: ignore[misc]
         self._publisher = Publisher(app)
         self._pause = _RECONNECT_FIRST
         self._trouble = ""
+        self._judge_at: float | None = None  # by `boottime`; None: the server was judged
+        self._identity, self._timeline = "", 0
+        self._kept_outside = False
+        self._place_trouble = ""
         super().__init__(app, **options)
         self.max_interval = options.get("max_interval") or CAP
 
@@ -119,17 +124,20 @@ class Scheduler(DatabaseScheduler):  # type: ignore[misc]
         self._publisher.close()
 
     def _work(self, session: Session) -> None:
+        if self._time_to_judge() <= 0:
+            self._judge(session)
         periodic = self._send_periodic_tasks()
         if self._time_to_look() <= 0:
             self._look(session)
         if self._schedule_is_stale and self._publisher.rests_for() <= 0:
             return  # heard while looking
-        session.sleep(min(periodic, self._time_to_look(), self.max_interval))
+        session.sleep(min(periodic, self._time_to_look(), self._time_to_judge(), self.max_interval))
 
     # --- Deadlines --------------------------------------------------------------------------------------------------
 
     def _look(self, session: Session) -> None:
         began = boottime()
+        moved = self._advance(session)
         self._armed = None  # before the statement; see above
         rung = alarm.hint_due(session.connection)
         self._reckoning.observe(rung.now)
@@ -140,6 +148,8 @@ class Scheduler(DatabaseScheduler):  # type: ignore[misc]
             self._arm(rung.look_at)
         self._pause, self._trouble = _RECONNECT_FIRST, ""
         self._send_hints(rung.hinted)
+        if moved is not None:
+            self._keep_outside(*moved)
 
     def _time_to_look(self) -> float:
         """Return the seconds until the next look; infinite when nothing is owed. The broker's rest puts it off."""
@@ -174,6 +184,71 @@ class Scheduler(DatabaseScheduler):  # type: ignore[misc]
 
             if not self._publisher.attempt(send):
                 break
+
+    # --- The high-water mark (`cleanup.judging`) ----------------------------------------------------------------------
+
+    def _judge(self, session: Session) -> None:
+        """Judge the server before anything is hinted; again after a while where that cannot be told yet."""
+        execute = judging.on_session(session.connection)
+        verdict = judging.pronounce(execute, keeps=True)
+        if isinstance(verdict, Unclear):
+            self._judge_at = boottime() + REST
+            return
+        self._judge_at = None
+        now = judging.read(execute).facts.now
+        self._identity, self._timeline = now.identity, now.timeline
+        if (moved := self._advance(session)) is not None:
+            self._keep_outside(*moved)
+
+    def _time_to_judge(self) -> float:
+        return math.inf if self._judge_at is None else self._judge_at - boottime()
+
+    def _advance(self, session: Session) -> tuple[UUID, Mark] | None:
+        if self._judge_at is not None:
+            return None
+        execute = judging.on_session(session.connection)
+        return judging.advance(execute, self._identity, self._timeline, kept_outside=self._kept_outside)
+
+    def _keep_outside(self, mark: UUID, kept: Mark) -> None:
+        """Keep the mark in the file and, where it has keys, in the broker. One place is enough, and told of when lost.
+
+        A place that is ahead holds the mark of another database, or of another leader: then judge again.
+        """
+        places = 0
+        try:
+            try:
+                outside.keep_in_file(mark, kept)
+                places += 1
+            except outside.Silent as silent:
+                self._tell_of_place(str(silent))
+            else:
+                self._tell_of_place("")
+            if self._publisher.rests_for() <= 0:
+                places += self._keep_in_broker(mark, kept)
+        except outside.Overtaken:
+            logger.error("The high-water mark outside is ahead of this database: judging it again.")
+            self._judge_at = 0.0
+        self._kept_outside = self._kept_outside or places > 0
+
+    def _keep_in_broker(self, mark: UUID, kept: Mark) -> bool:
+        done, overtaken = False, False
+
+        def send(producer: Producer) -> None:
+            nonlocal done, overtaken
+            try:
+                done = outside.keep_in_channel(producer.channel, mark, kept)
+            except outside.Overtaken:
+                overtaken = True
+
+        self._publisher.attempt(send)
+        if overtaken:
+            raise outside.Overtaken
+        return done
+
+    def _tell_of_place(self, trouble: str) -> None:
+        if trouble and trouble != self._place_trouble:
+            logger.warning("The high-water mark is not kept in its file: %s", trouble)
+        self._place_trouble = trouble
 
     # --- Periodic tasks ---------------------------------------------------------------------------------------------
 
@@ -257,6 +332,7 @@ class Scheduler(DatabaseScheduler):  # type: ignore[misc]
         session.prepare(prove=not self._directness_proven)
         self._directness_proven = True
         if leadership.take(session.connection):
+            judging.gap_ended(judging.on_session(session.connection))  # nobody led until now
             self._lead(session)
         else:
             logger.info("Another beat leads; standing by.")
@@ -274,6 +350,7 @@ class Scheduler(DatabaseScheduler):  # type: ignore[misc]
         self._leads = True
         self._schedule_is_stale = True
         self._arm(0.0)
+        self._judge_at, self._kept_outside = 0.0, False
         logger.info("Leading.")
 
     def _lose_session(self) -> None:

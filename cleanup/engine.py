@@ -20,13 +20,13 @@ import traceback
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, TypedDict
 from uuid import UUID
 
 from django.db.models import Min, QuerySet
 from django.db.models.functions import Now
 
-from cleanup import claims, work
+from cleanup import claims, judging, work
 from cleanup.claims import ALL, LANE, Claim, Selection
 from cleanup.decisions import is_about_the_account
 from cleanup.dispositions import CONTENDED, Written, write
@@ -35,11 +35,11 @@ from cleanup.keeper import KEEPER, Keeper
 from cleanup.opening import open_recorded
 from cleanup.slots import SLOTS, Slots
 from cleanup.work import Call, Context, NotSent, Outcome
-from leases import bounds
+from leases import bounds, trust
 from leases.clock import Clock, boottime
 from leases.connections import LOST, PATIENCE, persistently
 from leases.credentials import CredentialUnusable, SecretUnavailable
-from leases.models import Installation, Obligation, ProviderAccount
+from leases.models import Installation, Lease, Obligation, Operation, ProviderAccount
 from providers.contract import ErrorKind, ProviderError
 from providers.registry import ConfigurationError, ProviderUnavailable
 
@@ -53,6 +53,9 @@ _PAGE = 100
 
 _NOT_SENT_DELAY, _LOST_DELAY = 2.0, 1.0
 """Seconds after which a row is due again whose call was not sent, or whose database connection was lost."""
+
+_NOT_JUDGED_DELAY = 5.0
+"""Seconds after which a row is due again that was met by a server which nobody had judged yet."""
 
 UNREADY_FOR = 60.0
 """Seconds for which this process claims nothing of an account whose adapter or secret it lacks."""
@@ -134,6 +137,8 @@ class Engine:
             return self.tally
         self._unready = self._short_of_slots = self._database_is_away = False
         self._claims_until = time.monotonic() + seconds
+        if not persistently(judging.is_cleared):
+            return self.tally  # another process judges the database, or a person
         persistently(lambda: claims.escalate_overdue(account_id))
         try:
             self._work(account_id, selection, limit)
@@ -186,8 +191,9 @@ class Engine:
             self._held += len(claimed)
             self.slots.give_back(want - len(claimed))
         self.tally.claimed += len(claimed)
+        trusted = persistently(trust.read) if claimed else None
         # All are held, kept and known before any is begun, so that a fault in one loses none of the others.
-        tasks = [_Task(claim, _begin(claim, self._context)) for claim in claimed]
+        tasks = [_Task(claim, _begin(claim, self._context, trusted)) for claim in claimed]
         self._tasks.update(tasks)
         for task in tasks:
             self.keeper.keep(task.claim)
@@ -248,6 +254,8 @@ class Engine:
                 self._finish(task, work.Failed(error.kind, error.excerpt, error.retry_after, about))
         except CredentialUnusable as error:
             self._finish(task, work.NeedsOperator(error.why, error.still))
+        except trust.Observing:
+            self._finish(task, _left_alone(task.claim))
         except (ProviderUnavailable, SecretUnavailable) as error:
             self._hand_back_unready(task, error, str(error))
         except ConfigurationError as error:
@@ -361,9 +369,34 @@ _UNREADY: dict[UUID, float] = {}
 """Accounts that this process cannot serve for now, and until when (monotonic)."""
 
 
-def _begin(claim: Claim, context: Context) -> Generator[Call, Any, Outcome]:
-    """Start the handler of a claim's kind, inside the generator, so that a missing one is a fault of that row alone."""
+def _begin(claim: Claim, context: Context, trusted: trust.Trust | None) -> Generator[Call, Any, Outcome]:
+    """Start the handler of a claim's kind, inside the generator, so that a missing one is a fault of that row alone.
+
+    Not while this database observes, unless it may: then no attempt is burnt. What a database that begins to observe
+    meanwhile forbids is refused at its announcement (`cleanup.evidence.note`).
+    """
+    if trusted is not None and trusted.is_observing and trust.forbids(trusted, claim.kind, **_subject(claim)):
+        raise trust.Observing
     return (yield from HANDLERS[claim.kind](claim, context))
+
+
+class _Subject(TypedDict):
+    lease: Lease | None
+    operation: Operation | None
+
+
+def _subject(claim: Claim) -> _Subject:
+    return {
+        "lease": Lease.objects.filter(pk=claim.lease_id).first() if claim.lease_id else None,
+        "operation": Operation.objects.filter(pk=claim.operation_id).first() if claim.operation_id else None,
+    }
+
+
+def _left_alone(claim: Claim) -> Outcome:
+    """Return what becomes of a row that is not worked on while observing: quiet, until trust wakes it (trigger)."""
+    if not trust.read().is_judged:
+        return work.HandBack(_NOT_JUDGED_DELAY, excerpt="the database's server was started anew")
+    return work.NeedsOperator(Obligation.Quiet.OBSERVING, lambda: trust.still_forbids(claim.kind, **_subject(claim)))
 
 
 def due(selection: Selection = ALL, *, provider: str | None = None) -> QuerySet[Obligation]:

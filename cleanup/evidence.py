@@ -19,9 +19,10 @@ from django.db import transaction
 from django.db.models import F, Max
 from django.db.models.functions import Coalesce, Now
 
+from cleanup import judging
 from cleanup.backoff import PROTECTION
 from cleanup.claims import Claim, fenced, finish_attempt
-from leases import audit, bounds, holds, proof, reuse, transitions
+from leases import audit, bounds, holds, proof, reuse, transitions, trust
 from leases.clock import Clock, database_now
 from leases.models import Attempt, Lease, Obligation, Receipt
 from leases.waking import wake
@@ -96,7 +97,13 @@ def note(claim: Claim, row: Obligation, call: str, *, epoch: int) -> None:
     """Note the call that this attempt is about to make, and renew its protection; the row is locked and fenced.
 
     The caller counts the protection from a time that it took before the transaction, and only once that committed.
+    This is the one place where a changing call is announced, so here it is refused (`leases.trust.Observing`) where
+    this database may be a restored or copied one.
     """
+    judging.require_cleared()
+    trusted = trust.read()
+    if trusted.is_observing and trust.forbids(trusted, claim.kind, lease=row.lease, operation=row.operation):
+        raise trust.Observing
     Attempt.objects.filter(pk=claim.attempt_id).update(announced_call=call, announced_at=Now(), announced_epoch=epoch)
     Obligation.objects.filter(pk=row.pk).update(due_at=Now() + timedelta(seconds=PROTECTION))
 

@@ -23,11 +23,11 @@ REST = 5.0
 
 # For the transports that know these names (the settings give them to those alone); the others have a bound in
 # connecting.
-_SOCKET = {"socket_timeout": 4, "socket_connect_timeout": 2}
+SOCKET = {"socket_timeout": 4, "socket_connect_timeout": 2}
 
-_AT_ONCE: dict[str, Any] = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
+AT_ONCE: dict[str, Any] = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
 
-ONCE_AGAIN: dict[str, Any] = {"retry": True, "retry_policy": _AT_ONCE}
+ONCE_AGAIN: dict[str, Any] = {"retry": True, "retry_policy": AT_ONCE}
 """Options of a message: one more try, because the kept connection may have died since the last message."""
 
 
@@ -75,8 +75,8 @@ class Publisher:
 
     def _connected(self) -> Producer:
         if self._connection is None or self._producer is None:
-            options = _SOCKET if "socket_timeout" in self._app.conf.broker_transport_options else {}
+            options = SOCKET if "socket_timeout" in self._app.conf.broker_transport_options else {}
             self._connection = self._app.connection_for_write(transport_options=options)
-            self._connection.ensure_connection(**_AT_ONCE)
+            self._connection.ensure_connection(**AT_ONCE)
             self._producer = self._app.amqp.Producer(self._connection, auto_declare=False)
         return self._producer

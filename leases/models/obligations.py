@@ -68,6 +68,7 @@ class Obligation(models.Model):
         UNVERIFIED = "unverified", "an operator ended the retries; the debt stays visible"
         HANDED_OVER = "handed_over", "another obligation took it over"
         NOTHING_OWED = "nothing_owed", "nothing was owed any more"
+        DISOWNED = "disowned", "its sandbox is that of the installation which this database is a clone of"
 
     class Quiet(models.TextChoices):
         """Why a person is needed. The write that ends the fact wakes the row."""

@@ -15,8 +15,16 @@ class Installation(models.Model):
 
     Every sandbox of ours carries `mark`. It changes only when a copy of the database is declared a clone, whose
     sandboxes are then its own. `hinted_until` is the hint of the built-in lane, which the obligations that call no
-    provider share.
+    provider share. The high-water mark (`watermark_*`) is what this database remembers of how far it was written;
+    `cleanup.watermark` compares it with what is kept outside.
     """
+
+    class Observing(models.TextChoices):
+        """Why nothing is trusted that this database says: a person has to say what it is."""
+
+        BEHIND = "behind", "an older state of this database was restored"
+        ANOTHER_SERVER = "another_server", "this is not the server, or the database, that the mark was made in"
+        MARKS_LOST = "marks_lost", "no mark is left outside this database, and its server was started anew"
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     only = models.BooleanField(default=True, unique=True, editable=False)
@@ -31,8 +39,43 @@ class Installation(models.Model):
         null=True, blank=True, help_text="Until then no hold lapses and no inventory deletes (after a failover)."
     )
 
+    watermark_generation = models.PositiveIntegerField(
+        default=0, editable=False, help_text="How often a person said that this database is to be trusted."
+    )
+    watermark_identity = models.CharField(
+        max_length=60, blank=True, editable=False, help_text="The server's system identifier, and the database's oid."
+    )
+    watermark_timeline = models.BigIntegerField(null=True, blank=True, editable=False)
+    watermark_position = models.BigIntegerField(
+        null=True, blank=True, editable=False, help_text="Bytes of write-ahead log, as of the beat's last look."
+    )
+    watermark_at = models.DateTimeField(null=True, blank=True, editable=False)
+    watermark_outside = models.BooleanField(
+        default=False, editable=False, help_text="The mark was once kept outside too, so its absence there is telling."
+    )
+    judged_server = models.CharField(
+        max_length=120, blank=True, editable=False, help_text="The start of the server that was last judged as ours."
+    )
+    observing_since = models.DateTimeField(null=True, blank=True, editable=False)
+    observing_why = models.CharField(max_length=20, choices=Observing.choices, blank=True, editable=False)
+    observed_mark_at = models.DateTimeField(
+        null=True, blank=True, editable=False, help_text="What was released after it may be torn down while observing."
+    )
+
     class Meta:
-        constraints = [models.CheckConstraint(condition=Q(only=True), name="installation_is_one_row")]
+        constraints = [
+            models.CheckConstraint(condition=Q(only=True), name="installation_is_one_row"),
+            models.CheckConstraint(
+                condition=Q(observing_since__isnull=True, observed_mark_at__isnull=True, observing_why="")
+                | Q(observing_since__isnull=False, observed_mark_at__isnull=False) & ~Q(observing_why=""),
+                name="installation_observes_for_a_reason",
+            ),
+            models.CheckConstraint(
+                condition=Q(watermark_position__isnull=True, watermark_at__isnull=True, watermark_timeline__isnull=True)
+                | Q(watermark_position__isnull=False, watermark_at__isnull=False, watermark_timeline__isnull=False),
+                name="installation_watermark_is_whole",
+            ),
+        ]
 
     def __str__(self) -> str:
         return str(self.mark)
