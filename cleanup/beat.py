@@ -225,8 +225,8 @@ class Scheduler(DatabaseScheduler):  # type: ignore[misc]
                 self._tell_of_place("")
             if self._publisher.rests_for() <= 0:
                 places += self._keep_in_broker(mark, kept)
-        except outside.Overtaken:
-            logger.error("The high-water mark outside is ahead of this database: judging it again.")
+        except outside.Overtaken as ahead:
+            logger.error("%s; judging this database again.", ahead)  # noqa: TRY400 -- a finding, not a fault
             self._judge_at = 0.0
         self._kept_outside = self._kept_outside or places > 0
 

@@ -138,7 +138,7 @@ class Engine:
         self._unready = self._short_of_slots = self._database_is_away = False
         self._claims_until = time.monotonic() + seconds
         if not persistently(judging.is_cleared):
-            return self.tally  # another process judges the database, or a person
+            return self.tally
         persistently(lambda: claims.escalate_overdue(account_id))
         try:
             self._work(account_id, selection, limit)
@@ -176,6 +176,9 @@ class Engine:
             room = min(room, limit - self.tally.claimed)
         if room <= 0:
             return False
+        if not persistently(judging.is_cleared):
+            return False  # another server answers by now, which another process is to judge, or a person
+        trusted = persistently(trust.read)
         want = self.slots.take(room)
         self._short_of_slots = want == 0
         if want == 0:
@@ -191,7 +194,6 @@ class Engine:
             self._held += len(claimed)
             self.slots.give_back(want - len(claimed))
         self.tally.claimed += len(claimed)
-        trusted = persistently(trust.read) if claimed else None
         # All are held, kept and known before any is begun, so that a fault in one loses none of the others.
         tasks = [_Task(claim, _begin(claim, self._context, trusted)) for claim in claimed]
         self._tasks.update(tasks)
@@ -369,13 +371,15 @@ _UNREADY: dict[UUID, float] = {}
 """Accounts that this process cannot serve for now, and until when (monotonic)."""
 
 
-def _begin(claim: Claim, context: Context, trusted: trust.Trust | None) -> Generator[Call, Any, Outcome]:
+def _begin(claim: Claim, context: Context, trusted: trust.Trust) -> Generator[Call, Any, Outcome]:
     """Start the handler of a claim's kind, inside the generator, so that a missing one is a fault of that row alone.
 
     Not while this database observes, unless it may: then no attempt is burnt. What a database that begins to observe
     meanwhile forbids is refused at its announcement (`cleanup.evidence.note`).
     """
-    if trusted is not None and trusted.is_observing and trust.forbids(trusted, claim.kind, **_subject(claim)):
+    if claim.kind in Obligation.INNER:
+        trusted = trust.read()  # it asks nobody, and so announces nothing: this is where it is stopped
+    if trusted.is_observing and trust.forbids(trusted, claim.kind, **_subject(claim)):
         raise trust.Observing
     return (yield from HANDLERS[claim.kind](claim, context))
 

@@ -45,9 +45,8 @@ _MAY_ASK = "SELECT has_function_privilege('pg_control_system()', 'EXECUTE')"
 _SYSTEM = "(SELECT system_identifier::text FROM pg_control_system())"
 
 _MADE = """
-INSERT INTO leases_installation (id, "only", mark, watermark_generation, watermark_identity, watermark_outside,
-                                 judged_server, observing_why)
-VALUES (gen_random_uuid(), true, gen_random_uuid(), 0, '', false, '', '') ON CONFLICT ("only") DO NOTHING
+INSERT INTO leases_installation (id, "only", mark) VALUES (gen_random_uuid(), true, gen_random_uuid())
+ON CONFLICT ("only") DO NOTHING
 """
 
 _KNOWN = f"""
@@ -123,16 +122,6 @@ def is_cleared() -> bool:
         return False
     _JUDGED_CONNECTIONS.add(server)
     return True
-
-
-def require_cleared() -> None:
-    """Raise `leases.trust.Observing` where the server of this thread's connection was not judged by this process.
-
-    Asked in the transaction that announces a call: a connection that was made anew since the claim may lead to another
-    server than the one that was claimed from.
-    """
-    if not is_cleared():
-        raise trust.Observing
 
 
 _JUDGED_CONNECTIONS: WeakSet[Any] = WeakSet()

@@ -43,6 +43,9 @@ class Garbled(Silent):
 class Overtaken(Exception):
     """A place holds a mark that is ahead of the one to be kept: of another database with this installation's mark."""
 
+    def __init__(self) -> None:
+        super().__init__("the high-water mark that is kept outside is ahead of the one to be kept")
+
 
 # The file
 

@@ -22,7 +22,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 from psycopg.errors import DeadlockDetected, LockNotAvailable
 
-from leases import arguments, audit, bounds, companies, deciding, transitions
+from leases import arguments, audit, bounds, companies, deciding, transitions, trust
 from leases.calling import Snapshot, open_recorded
 from leases.clock import database_now
 from leases.credentials import SecretUnavailable
@@ -246,8 +246,8 @@ def destroy(finding_id: int, *, actor: str, reason: str, by_person: bool = False
 
 
 def is_calm() -> bool:
-    """Return whether a leak may be destroyed now: not for one grace period after a failover of the database."""
-    return not Installation.objects.filter(calm_until__gt=Now()).exists()
+    """Return whether a leak may be destroyed now: not for one grace period after a failover, nor while observing."""
+    return trust.may_lapse()
 
 
 def require_calm() -> None:

@@ -61,13 +61,13 @@ def is_observing() -> bool:
     return read().is_observing
 
 
-def is_calm() -> bool:
-    """Return whether nothing may end by the passing of time alone: after a failover for a while, and while observing.
+def may_lapse() -> bool:
+    """Return whether anything may end by the passing of time alone: a controller's hold, a leak's grace.
 
-    No hold of a controller lapses, and no inventory deletes.
+    Not for a while after a failover (`Installation.calm_until`), and not while observing.
     """
     trust = read()
-    return trust.is_calm or trust.is_observing
+    return not (trust.is_calm or trust.is_observing)
 
 
 def forbids(trust: Trust, kind: str, *, lease: Lease | None = None, operation: Operation | None = None) -> bool:

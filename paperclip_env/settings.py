@@ -265,8 +265,8 @@ PAPERCLIP_CALLS_IN_FLIGHT = _whole_number("PAPERCLIP_CALLS_IN_FLIGHT", 200, leas
 PAPERCLIP_CALL_SECONDS = _whole_number("PAPERCLIP_CALL_SECONDS", 60, least=5)
 PAPERCLIP_PROTECTION_SECONDS = _whole_number("PAPERCLIP_PROTECTION_SECONDS", 900, least=10)
 
-# Where the beat keeps what has to survive this database: how far it had been written (`cleanup.outside`). A directory of
-# its own host that is not restored together with the database.
+# Where the beat keeps what has to survive this database: how far it had been written (`cleanup.outside`). A directory
+# of its own host that is not restored together with the database.
 PAPERCLIP_STATE_DIR = Path(env.str("PAPERCLIP_STATE_DIR", default="") or BASE_DIR / ".local" / "state")
 
 # --- Logging --------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ class Migration(migrations.Migration):
             model_name="installation",
             name="watermark_generation",
             field=models.PositiveIntegerField(
+                db_default=0,
                 default=0,
                 editable=False,
                 help_text="How often a person said that this database is to be trusted.",
@@ -24,6 +25,8 @@ class Migration(migrations.Migration):
             name="watermark_identity",
             field=models.CharField(
                 blank=True,
+                db_default="",
+                default="",
                 editable=False,
                 help_text="The server's system identifier, and the database's oid.",
                 max_length=60,
@@ -53,6 +56,7 @@ class Migration(migrations.Migration):
             model_name="installation",
             name="watermark_outside",
             field=models.BooleanField(
+                db_default=False,
                 default=False,
                 editable=False,
                 help_text="The mark was once kept outside too, so its absence there is telling.",
@@ -63,6 +67,8 @@ class Migration(migrations.Migration):
             name="judged_server",
             field=models.CharField(
                 blank=True,
+                db_default="",
+                default="",
                 editable=False,
                 help_text="The start of the server that was last judged as ours.",
                 max_length=120,
@@ -83,6 +89,8 @@ class Migration(migrations.Migration):
                     ("another_server", "this is not the server, or the database, that the mark was made in"),
                     ("marks_lost", "no mark is left outside this database, and its server was started anew"),
                 ],
+                db_default="",
+                default="",
                 editable=False,
                 max_length=20,
             ),

@@ -40,10 +40,18 @@ class Installation(models.Model):
     )
 
     watermark_generation = models.PositiveIntegerField(
-        default=0, editable=False, help_text="How often a person said that this database is to be trusted."
+        default=0,
+        db_default=0,
+        editable=False,
+        help_text="How often a person said that this database is to be trusted.",
     )
     watermark_identity = models.CharField(
-        max_length=60, blank=True, editable=False, help_text="The server's system identifier, and the database's oid."
+        max_length=60,
+        blank=True,
+        default="",
+        db_default="",
+        editable=False,
+        help_text="The server's system identifier, and the database's oid.",
     )
     watermark_timeline = models.BigIntegerField(null=True, blank=True, editable=False)
     watermark_position = models.BigIntegerField(
@@ -51,13 +59,23 @@ class Installation(models.Model):
     )
     watermark_at = models.DateTimeField(null=True, blank=True, editable=False)
     watermark_outside = models.BooleanField(
-        default=False, editable=False, help_text="The mark was once kept outside too, so its absence there is telling."
+        default=False,
+        db_default=False,
+        editable=False,
+        help_text="The mark was once kept outside too, so its absence there is telling.",
     )
     judged_server = models.CharField(
-        max_length=120, blank=True, editable=False, help_text="The start of the server that was last judged as ours."
+        max_length=120,
+        blank=True,
+        default="",
+        db_default="",
+        editable=False,
+        help_text="The start of the server that was last judged as ours.",
     )
     observing_since = models.DateTimeField(null=True, blank=True, editable=False)
-    observing_why = models.CharField(max_length=20, choices=Observing.choices, blank=True, editable=False)
+    observing_why = models.CharField(
+        max_length=20, choices=Observing.choices, blank=True, default="", db_default="", editable=False
+    )
     observed_mark_at = models.DateTimeField(
         null=True, blank=True, editable=False, help_text="What was released after it may be torn down while observing."
     )

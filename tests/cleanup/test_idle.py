@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask
 
-from cleanup import listening
+from cleanup import listening, outside
 from leases.models import BridgeActivity, Installation, Obligation, ProviderAccount
 from leases.waking import wake
 from tests import factories
-from tests.beats import Beat, Queue, beats, leader_session, owed
+from tests.beats import Beat, Queue, beats, eventually, leader_session, owed
 from tests.factories import at, claimed
 from tests.tables import rows_of
 
@@ -240,6 +241,26 @@ def _switches(beat: Beat) -> int:
     return int(line.split()[1])
 
 
+def _is_done(beat: Beat) -> None:
+    """Wait until the mark of its look is kept outside, too: the last thing that it does before it sleeps."""
+
+    def look() -> bool:
+        mark, position = Installation.objects.values_list("mark", "watermark_position").get()
+        kept = outside.in_broker(mark)
+        return kept is not None and kept.position == position
+
+    eventually(look, "the mark is kept in the broker")
+    eventually(lambda: _sleeps(beat), "it sleeps")
+
+
+def _sleeps(beat: Beat) -> bool:
+    """Return whether the process waits for something, and did nothing else in between two looks at it."""
+    first = _switches(beat)
+    asleep = Path(f"/proc/{beat.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+    threading.Event().wait(0.2)
+    return asleep and _switches(beat) == first
+
+
 def _fleet_that_waits() -> None:
     owed(factories.account(), 3600)
     claimed(owed(factories.account(concurrency_limit=1), 0))
@@ -260,6 +281,7 @@ def test_a_leader_at_rest_sends_no_statement_and_does_not_run(
     if fleet == "waits":
         _fleet_that_waits()
     leader = beat().leads()
+    _is_done(leader)
     before, switches = statements(), _switches(leader)
     assert hints.is_silent(4)
     assert _switches(leader) == switches
