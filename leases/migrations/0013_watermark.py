@@ -3,11 +3,11 @@ from pathlib import Path
 from django.db import migrations, models
 from django.db.models import Q
 
-SQL = (Path(__file__).parent / "sql" / "0012_watermark.sql").read_text(encoding="utf-8")
+SQL = (Path(__file__).parent / "sql" / "0013_watermark.sql").read_text(encoding="utf-8")
 
 
 class Migration(migrations.Migration):
-    dependencies = [("leases", "0011_report")]
+    dependencies = [("leases", "0012_prune")]
 
     operations = [
         migrations.AddField(
