@@ -16,17 +16,32 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from leases.acquisition import acquire
     from leases.bridging import bridge
+    from leases.controllers import acknowledge_cancellation, give_up_control, renew, take_control
     from leases.releasing import release, stop
     from leases.retrying import retry
 
-__all__ = ["acquire", "bridge", "release", "retry", "stop"]
+__all__ = [
+    "acknowledge_cancellation",
+    "acquire",
+    "bridge",
+    "give_up_control",
+    "release",
+    "renew",
+    "retry",
+    "stop",
+    "take_control",
+]
 
 _HOMES = {
+    "acknowledge_cancellation": "leases.controllers",
     "acquire": "leases.acquisition",
     "bridge": "leases.bridging",
+    "give_up_control": "leases.controllers",
     "release": "leases.releasing",
-    "stop": "leases.releasing",
+    "renew": "leases.controllers",
     "retry": "leases.retrying",
+    "stop": "leases.releasing",
+    "take_control": "leases.controllers",
 }
 
 

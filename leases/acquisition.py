@@ -18,6 +18,7 @@ from django.db import IntegrityError
 from leases import bounds, creating, credentials, journal, planning, reuse
 from leases.calling import open_recorded
 from leases.connections import LOST, persistently
+from leases.controllers import Controller
 from leases.credentials import SecretUnavailable
 from leases.errors import AcquireRefused, LeaseError, NotFound
 from leases.models import Credential, Environment, Lease, Operation, ProviderAccount, Run
@@ -41,6 +42,7 @@ def acquire(  # noqa: PLR0913 - all but two have defaults, and none may be taken
     setup: Sequence[Sequence[str]] = (),
     ends_in: float | None = None,
     actor: str = "api",
+    controller: Controller | None = None,
     patience: Patience | None = None,
 ) -> Lease:
     """Return an active lease of a running sandbox: the stopped one that this run may have again, or a new one.
@@ -50,15 +52,18 @@ def acquire(  # noqa: PLR0913 - all but two have defaults, and none may be taken
     says. `setup` are commands, each a program and its arguments, that must succeed in a new sandbox before anybody gets
     it. A `request_key` names the caller's request: the same one again returns the same lease and asks no provider.
     Without a run the lease is ad hoc: always ephemeral (domain I-12), and released by itself after `ends_in` seconds
-    (an hour unless said). Must not be called inside a transaction: the journal has to be committed before the provider
-    is asked (`RuntimeError`).
+    (an hour unless said). With a `controller` only while that one holds the run, at the end too: refused with the codes
+    of `renew`. Must not be called inside a transaction: the journal has to be committed before the provider is asked
+    (`RuntimeError`).
 
     Raises `NotFound`, `AcquireRefused` (nothing was asked), `AcquireInProgress` (the same request is being served),
     `AcquireFailed` (the provider proved that nothing was allocated), `AcquireUncertain` (its answer was lost; the
     operation owns what may exist), `AcquireRejected` (it came to be and cannot be had; it is being destroyed),
     `ResumeFailed` (the sandbox to be used again could not be started now; it is kept).
     """
-    request = Request(environment_id, company_id, run_id, workspace, agent, request_key, setup, ends_in, actor)
+    request = Request(
+        environment_id, company_id, run_id, workspace, agent, request_key, setup, ends_in, actor, controller
+    )
     if served := journal.served_before(request):
         return served
     patience = patience or Patience()

@@ -52,3 +52,6 @@ WORK_LONGEST = 86_400.0
 
 AD_HOC_DEFAULT, AD_HOC_LONGEST = 3600.0, 86_400.0
 """When a lease without a run is released by itself, and the longest that a caller may ask for."""
+
+HOLD_SHORTEST, HOLD_LONGEST = 10.0, 3600.0
+"""How long a controller may hold a run without renewing."""

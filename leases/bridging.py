@@ -15,11 +15,12 @@ from uuid import UUID
 from django.db import transaction
 from django.db.models.functions import Now
 
-from leases import arguments, bounds
+from leases import arguments, bounds, controllers
 from leases.calling import open_recorded
+from leases.controllers import Controller
 from leases.credentials import SecretUnavailable
 from leases.errors import AdmissionClosed, LeaseError, NotFound, WorkFailed
-from leases.models import BridgeActivity, Lease
+from leases.models import BridgeActivity, Lease, Run
 from providers.contract import Command, Execution, ProviderError
 from providers.registry import ConfigurationError, ProviderUnavailable
 
@@ -29,7 +30,8 @@ Outcome = BridgeActivity.Outcome
 class Bridge:
     """The way into one lease's sandbox. Holds no connection and no state; all work is admitted piece by piece."""
 
-    def __init__(self, lease_id: UUID, company_id: UUID | None = None) -> None:
+    def __init__(self, lease_id: UUID, company_id: UUID | None = None, controller: Controller | None = None) -> None:
+        self.controller = controller
         self.lease_id = arguments.identity(lease_id, "lease_id")
         self.company_id = arguments.identity(company_id, "company_id") if company_id is not None else None
 
@@ -64,7 +66,9 @@ class Bridge:
             provider = open_recorded(lease)
             if not self._still_open():
                 outcome = Outcome.BACKED_OUT
-                raise AdmissionClosed("the lease was released before the work began; it backed out")
+                raise AdmissionClosed(
+                    "the lease was released, or its controller lost the run, before the work began; it backed out"
+                )
             execution = provider.execute(lease.resource_id, command, within=within)
             outcome, exit_code = Outcome.COMPLETED, execution.exit_code
             return execution
@@ -91,7 +95,9 @@ class Bridge:
         try:
             if not self._still_open():
                 outcome = Outcome.BACKED_OUT
-                raise AdmissionClosed("the lease was released before the work began; it backed out")
+                raise AdmissionClosed(
+                    "the lease was released, or its controller lost the run, before the work began; it backed out"
+                )
             yield activity
             outcome = Outcome.COMPLETED
         finally:
@@ -100,11 +106,16 @@ class Bridge:
     def _admit(self, kind: str, seconds: float) -> tuple[Lease, BridgeActivity]:
         with transaction.atomic(durable=True):
             # FOR SHARE through the ORM does not exist; the row is locked by the statement below it in one round trip.
+            # The run before the lease: whoever takes the run over, or ends it, sees this work or comes before it.
+            run = controllers.shared(self.controller) if self.controller is not None else None
             lease = Lease.objects.raw(
                 "SELECT * FROM leases_lease WHERE id = %s AND (%s::uuid IS NULL OR company_id = %s::uuid) FOR SHARE",
                 [self.lease_id, self.company_id, self.company_id],
             )
             for row in lease:
+                controllers.of_its_run(self.controller, row.run_id)
+                if run is not None and (lost := controllers.lost(run, self.controller)):
+                    raise AdmissionClosed(lost.sentence, code=lost.code)
                 if row.state != Lease.State.ACTIVE:
                     raise AdmissionClosed(f"the lease is {row.get_state_display()} and takes no work any more")
                 activity = BridgeActivity.objects.create(
@@ -114,7 +125,14 @@ class Bridge:
         raise NotFound(f"no lease {self.lease_id} in this company")
 
     def _still_open(self) -> bool:
-        return Lease.objects.filter(pk=self.lease_id, state=Lease.State.ACTIVE).exists()
+        lease = Lease.objects.filter(pk=self.lease_id, state=Lease.State.ACTIVE)
+        if self.controller is not None:
+            lease = lease.filter(
+                run__controller_generation=self.controller.generation,
+                run__controller_id=self.controller.controller_id,
+                run__status__in=Run.LIVE,
+            )
+        return lease.exists()
 
     def _end(
         self, activity: BridgeActivity, outcome: str, *, exit_code: int | None = None, error_kind: str = ""
@@ -124,6 +142,10 @@ class Bridge:
         )
 
 
-def bridge(lease_id: UUID, *, company_id: UUID | None = None) -> Bridge:
-    """Return the bridge into a lease's sandbox. Asks nothing yet; `company_id` restricts it to that tenant's leases."""
-    return Bridge(lease_id, company_id)
+def bridge(lease_id: UUID, *, company_id: UUID | None = None, controller: Controller | None = None) -> Bridge:
+    """Return the bridge into a lease's sandbox. Asks nothing yet; `company_id` restricts it to that tenant's leases.
+
+    With a `controller` it admits work only while that one holds the lease's run: else `AdmissionClosed`, with the code
+    that `renew` is refused with.
+    """
+    return Bridge(lease_id, company_id, controller)

@@ -88,7 +88,7 @@ def create(
         persistently(lambda: _give_back(operation, resource.resource_id, code, request.actor))
         raise AcquireRejected(f"the new sandbox cannot be used: {problem}; it is being destroyed", code=code) from why
     ready = resource
-    return persistently(lambda: _attach(operation, ready, request.actor))
+    return persistently(lambda: _attach(operation, ready, request))
 
 
 def _ask(operation: Operation, provider: AnyProvider, config: Any, patience: Patience) -> Created:
@@ -206,7 +206,8 @@ def _give_back(operation: Operation, resource_id: str, reason: str, actor: str) 
             transitions.own_for_teardown(locked, resource_id=resource_id, reason=reason, actor=actor)
 
 
-def _attach(operation: Operation, resource: Resource, actor: str) -> Lease:
+def _attach(operation: Operation, resource: Resource, request: Request) -> Lease:
+    actor = request.actor
     resource_id = resource.resource_id
     with transaction.atomic():
         companies.hold(operation.company_id)
@@ -219,7 +220,7 @@ def _attach(operation: Operation, resource: Resource, actor: str) -> Lease:
                 "the provider answered with a sandbox that a live lease owns; a person must decide whose it is",
                 code="identity_conflict",
             )
-        problem = journal.why_not(locked, run)
+        problem = journal.why_not(locked, run, request.controller)
         if not problem:
             return transitions.attach(
                 locked, resource_id=resource_id, expires_at=resource.expires_at, as_of=resource.as_of, actor=actor
@@ -227,4 +228,4 @@ def _attach(operation: Operation, resource: Resource, actor: str) -> Lease:
         if locked.lease_id is None and locked.state in Operation.UNOWNED:
             # Also what an operator had given up: late evidence takes it back into ordinary teardown.
             transitions.own_for_teardown(locked, resource_id=resource_id, reason="acquire_rejected", actor=actor)
-    raise AcquireRejected(f"the new sandbox may not be used: {problem}; it is being destroyed")
+    raise AcquireRejected(f"the new sandbox may not be used: {problem}; it is being destroyed", code=problem.code)

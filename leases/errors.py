@@ -62,6 +62,15 @@ class AdmissionClosed(LeaseError):
     code = "admission_closed"
 
 
+class ControlRefused(LeaseError):
+    """This controller does not hold the run (any more). The code says why.
+
+    It is `controlled`, `controller_replaced`, `controller_lapsed`, `run_over` or `startup_open`.
+    """
+
+    code = "control_refused"
+
+
 class DecisionRefused(LeaseError):
     """What was found, or where the row stands, does not allow what an operator decided. Nothing was written."""
 

@@ -8,6 +8,7 @@ Locks, in order: company (shared: nobody closes it meanwhile), run, lease (of a 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID, uuid4, uuid5
 
@@ -15,7 +16,8 @@ from django.db import IntegrityError, transaction
 from django.db.models import F
 from django.db.models.functions import Greatest, Now
 
-from leases import audit, companies, startup, transitions
+from leases import audit, companies, controllers, startup, transitions
+from leases.controllers import Controller
 from leases.errors import AcquireInProgress, AcquireRefused, AcquireRejected, AcquireUncertain
 from leases.models import Environment, Lease, Obligation, Operation, Run
 from leases.planning import Request
@@ -44,6 +46,8 @@ def begin(
             return mine
         companies.hold(request.company_id)
         run = live_run(request.run_id, request.company_id)
+        if run is not None and (lost := controllers.lost(run, request.controller)):
+            raise AcquireRefused(lost.sentence, code=lost.code)
         problem = authority_problem(request.company_id, request.environment_id, request.run_id, run)
         if problem:
             raise AcquireRefused(problem)
@@ -78,6 +82,10 @@ def served_before(request: Request) -> Lease | None:
     operation = Operation.objects.filter(company_id=request.company_id, request_key=request.key).first()
     if operation is None:
         return None
+    if request.controller is not None:
+        run = Run.objects.filter(pk=request.run_id, company_id=request.company_id).first()
+        if run is not None and (lost := controllers.lost(run, request.controller)):
+            raise AcquireRefused(lost.sentence, code=lost.code)
     asked = (request.environment_id, request.run_id)
     if (operation.environment_uuid, operation.run_uuid) != asked:
         raise AcquireRefused("this request key named another request", code="request_key_reused")
@@ -105,8 +113,26 @@ def authority_problem(company_id: UUID, environment_id: UUID, run_id: UUID | Non
     return ""
 
 
-def why_not(operation: Operation, run: Run | None) -> str:
-    """Return why the caller of a locked operation may not have its sandbox, or an empty string."""
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a caller may not have a sandbox; `code` is its own where the controller lost the run."""
+
+    sentence: str
+    code: str | None = None
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def why_not(operation: Operation, run: Run | None, controller: Controller | None) -> Problem | None:
+    """Return why the caller of a locked operation may not have its sandbox, None where it may. The run is locked."""
+    if run is not None and (lost := controllers.lost(run, controller)):
+        return Problem(lost.sentence, lost.code)
+    sentence = _why_not(operation, run)
+    return Problem(sentence) if sentence else None
+
+
+def _why_not(operation: Operation, run: Run | None) -> str:
     if operation.lease_id is not None or operation.state != Operation.State.PENDING:
         return "its recovery took it over first"
     if operation.cancelled_at is not None:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
-from leases import arguments, bounds
+from leases import arguments, bounds, controllers
 from leases.clock import database_now
+from leases.controllers import Controller
 from leases.errors import AcquireRefused
 from leases.models import Environment, Installation, Lease, Operation, Run
 from leases.models.environments import Policy
@@ -44,6 +45,7 @@ class Request:
     setup: Sequence[Sequence[str]] = ()
     ends_in: float | None = None
     actor: str = "api"
+    controller: Controller | None = None
 
     def __post_init__(self) -> None:
         for name in ("environment_id", "company_id", "run_id"):
@@ -51,6 +53,7 @@ class Request:
             if value is not None or name != "run_id":
                 object.__setattr__(self, name, arguments.identity(value, name, error=AcquireRefused))
         arguments.actor(self.actor, error=AcquireRefused)
+        controllers.of_its_run(self.controller, self.run_id, error=AcquireRefused)
         key: object = self.key
         if key is not None and not (isinstance(key, str) and 0 < len(key) <= _KEY_LIMIT and key.isprintable()):
             raise AcquireRefused(f"a request key is 1 to {_KEY_LIMIT} printable characters", code="invalid")

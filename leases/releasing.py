@@ -14,11 +14,12 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
-from leases import arguments, audit, journal, startup, transitions
+from leases import arguments, audit, controllers, journal, startup, transitions
 from leases.clock import database_now
 from leases.connections import despite_deadlocks
+from leases.controllers import Controller, Lost
 from leases.demands import Demand, Verb, verb_of_policy
-from leases.errors import LeaseError, NotFound
+from leases.errors import ControlRefused, LeaseError, NotFound
 from leases.models import Lease, Obligation, Operation, Run
 from leases.signals import lease_draining
 from leases.waking import wake
@@ -33,12 +34,14 @@ def release(
     disposition: Disposition = "by_policy",
     company_id: UUID | None = None,
     actor: str = "api",
+    controller: Controller | None = None,
 ) -> Lease:
     """End the use of a lease and owe its teardown; returns the lease, `pending_cleanup`.
 
     Work in flight is waited for, at most the lease's drain bound. Returns before anything is stopped: only a receipt
     says that it was. Releasing again merges the new demand into the open one, and changes nothing on a settled lease.
-    Raises `NotFound`.
+    Raises `NotFound`; with a `controller` that lost the run `ControlRefused`, with the code `controller_replaced` or
+    `controller_lapsed`. One whose run is over may still release what it leaves.
     """
     lease_id = arguments.identity(lease_id, "lease_id")
     company_id = arguments.identity(company_id, "company_id") if company_id is not None else None
@@ -46,7 +49,12 @@ def release(
     if outcome not in Lease.Outcome.values:
         raise LeaseError(f"outcome must be one of {', '.join(Lease.Outcome.values)}", code="invalid")
     with transaction.atomic():
+        run = controllers.shared(controller) if controller is not None else None
         lease = _locked(lease_id, company_id)
+        controllers.of_its_run(controller, lease.run_id if controller else None)
+        lost = controllers.lost(run, controller) if run is not None else None
+        if lost in (Lost.REPLACED, Lost.LAPSED):
+            raise ControlRefused(lost.sentence, code=lost.code)
         verb = _verb(lease, outcome, disposition)
         if lease.state == Lease.State.ACTIVE:
             drain_until = None

@@ -116,7 +116,7 @@ def resume(operation: Operation, provider: AnyProvider, config: Any, request: Re
         ) from error
     expires_at = _deadline(provider, operation, config)
     under_way = calls.sent > 1  # one of them is what was seen
-    return persistently(lambda: _attach(operation, resource, expires_at, under_way, request.actor))
+    return persistently(lambda: _attach(operation, resource, expires_at, under_way, request))
 
 
 def _start(operation: Operation, provider: AnyProvider, patience: Patience, calls: _Calls) -> Resource:
@@ -189,7 +189,7 @@ def replace(operation: Operation, planned: Operation, request: Request, why: Can
         companies.hold(operation.company_id)
         run = journal.live_run(operation.run_uuid, operation.company_id)
         source, locked = journal.locked_start(operation)
-        problem = journal.why_not(locked, run)
+        problem = journal.why_not(locked, run, request.controller)
         if not why.under_way:
             journal.calls_ended(locked)
         if locked.state == Operation.State.PENDING:
@@ -200,7 +200,7 @@ def replace(operation: Operation, planned: Operation, request: Request, why: Can
             Operation.objects.filter(pk=locked.pk).update(request_key=None)
             journal.write(planned, due_in=bounds.CREATE + bounds.CREATE_MARGIN, run=run, actor=request.actor)
     if problem:
-        raise AcquireRejected(f"the sandbox cannot be used again, and there is no other: {problem}")
+        raise AcquireRejected(f"the sandbox cannot be used again, and there is no other: {problem}", code=problem.code)
 
 
 def stop_again(operation: Operation, source: Lease, resource: Resource | None, *, reason: str, actor: str) -> None:
@@ -218,8 +218,9 @@ def _attach(
     resource: Resource,
     expires_at: datetime | None,
     under_way: bool,  # noqa: FBT001 - private
-    actor: str,
+    request: Request,
 ) -> Lease:
+    actor = request.actor
     with transaction.atomic():
         companies.hold(operation.company_id)
         run = journal.live_run(operation.run_uuid, operation.company_id)
@@ -228,7 +229,7 @@ def _attach(
             return attached
         if not under_way:
             journal.calls_ended(locked)
-        problem = journal.why_not(locked, run)
+        problem = journal.why_not(locked, run, request.controller)
         if not problem and locked.lease_uuid == source.pk:
             transitions.resume(locked, source, resource, expires_at=expires_at, actor=actor)
             return source
@@ -240,7 +241,10 @@ def _attach(
             stop_again(locked, source, resource, reason="acquire_rejected", actor=actor)
         else:
             _stop_what_runs(locked, source, resource, actor)
-    raise AcquireRejected(f"the sandbox may not be used again: {problem}; it is being stopped, and kept")
+    raise AcquireRejected(
+        f"the sandbox may not be used again: {problem}; it is being stopped, and kept",
+        code=problem.code if problem else None,
+    )
 
 
 def _stop_what_runs(operation: Operation, source: Lease, resource: Resource, actor: str) -> None:

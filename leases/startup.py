@@ -39,10 +39,29 @@ def is_unsettled(run_id: UUID) -> bool:
 
     What an operator ended without proof still counts: that opens no gate.
     """
+    given_up = proof.unproven().filter(Q(run_id=run_id) | Q(operation__run_uuid=run_id))
+    return is_open(run_id) or given_up.exists()
+
+
+def is_open(run_id: UUID) -> bool:
+    """Return whether a startup of this run has not come to its end: one is pending, or owed.
+
+    The ends of both wake what waits for them (`operation_end_wakes_orphans`, `startup_end_wakes_orphans`).
+    """
     pending = Operation.objects.filter(run_uuid=run_id, state=Operation.State.PENDING)
     owed = Obligation.objects.filter(run_id=run_id, kind=Obligation.Kind.STARTUP, closed_at__isnull=True)
-    given_up = proof.unproven().filter(Q(run_id=run_id) | Q(operation__run_uuid=run_id))
-    return pending.exists() or owed.exists() or given_up.exists()
+    return pending.exists() or owed.exists()
+
+
+def is_unacknowledged(run: Run) -> bool:
+    """Return whether a startup of this run was cancelled, and its end not taken note of since (S-100).
+
+    Meant for one whose startups are not open any more.
+    """
+    cancelled = Operation.objects.filter(run_uuid=run.pk, cancelled_at__isnull=False)
+    if run.cancel_acknowledged_at is not None:
+        cancelled = cancelled.filter(cancelled_at__gt=run.cancel_acknowledged_at)
+    return cancelled.exists()
 
 
 def is_over(run_id: UUID) -> bool:

@@ -79,6 +79,12 @@ class Installation(models.Model):
     observed_mark_at = models.DateTimeField(
         null=True, blank=True, editable=False, help_text="What was released after it may be torn down while observing."
     )
+    lapse_asked_at = models.DateTimeField(
+        null=True,
+        blank=True,
+        editable=False,
+        help_text="Since when a person is asked why so many controllers lapsed at once; meanwhile none is settled.",
+    )
 
     class Meta:
         constraints = [
@@ -160,6 +166,11 @@ class Run(models.Model):
         null=True, blank=True, help_text="Seconds: the length of the controller's hold, which each renewal gives anew."
     )
     controller_expires_at = models.DateTimeField(null=True, blank=True)
+    controller_gave_up_at = models.DateTimeField(
+        null=True,
+        blank=True,
+        help_text="When the controller gave the run up: another may take it before the hold ends.",
+    )
     cancel_acknowledged_at = models.DateTimeField(
         null=True, blank=True, help_text="When the control plane took note that a cancelled startup came to its end."
     )
@@ -202,6 +213,12 @@ class Run(models.Model):
                 fields=["controller_expires_at"],
                 condition=Q(status__in=["queued", "scheduled_retry", "running"], controller_expires_at__isnull=False),
                 name="run_controlled",
+            ),
+            # How many holds lapsed lately.
+            models.Index(
+                fields=["finished_at"],
+                condition=Q(status="interrupted", controller_expires_at__isnull=False),
+                name="run_lapsed",
             ),
         ]
 
