@@ -321,6 +321,7 @@ def settle_lapsed(*, actor: str, reason: str) -> tuple[list[Lapsed], list[Lapsed
         except Contended:
             settled = False
         (done if settled else left).append(one)
+    Installation.objects.update(lapse_answered_at=Now())
     _wake_watch()
     return done, left
 
@@ -332,6 +333,7 @@ def extend_lapsed(*, actor: str, reason: str) -> datetime:
     with transaction.atomic():
         installation = Installation.current()
         ended = note_gap()
+        Installation.objects.update(lapse_answered_at=Now())
         audit.record("installation.gap_ended", installation, company_id=None, actor=actor, reason=reason)
         _wake_watch()
     return ended

@@ -81,9 +81,14 @@ def run(company_: Company | None = None, **values: Any) -> Run:
 
 
 def lease(environment_: Environment | None = None, **values: Any) -> Lease:
-    """Make an active lease of a sandbox in an environment. `teardown` makes it pending cleanup."""
+    """Make an active lease of a sandbox in an environment. `teardown` makes it pending cleanup.
+
+    It is a run's where one is given, else an ad-hoc one, which ends in an hour: one that has neither is nobody's.
+    """
     where = environment_ or environment()
     resource = _unique("resource")
+    if not values.get("run") and not values.get("run_id"):
+        values.setdefault("ends_at", at(3600))
     return Lease.objects.create(
         **{
             "company_id": where.company_id,

@@ -8,8 +8,10 @@ from cleanup.handlers.extend import extend
 from cleanup.handlers.probe_account import probe_account
 from cleanup.handlers.recover_creation import recover_creation
 from cleanup.handlers.recover_start import recover_start
+from cleanup.handlers.settle_orphan import settle_orphan
 from cleanup.handlers.startup import startup_of
 from cleanup.handlers.teardown import teardown
+from cleanup.handlers.watch_controllers import watch_controllers
 from cleanup.work import Handler
 from leases.models import Obligation
 
@@ -22,4 +24,6 @@ HANDLERS: dict[str, Handler] = {
     Obligation.Kind.END_LEASE: end_lease,
     Obligation.Kind.PROBE_ACCOUNT: probe_account,
     Obligation.Kind.DISPOSE: dispose,
+    Obligation.Kind.SETTLE_ORPHAN: settle_orphan,
+    Obligation.Kind.WATCH_CONTROLLERS: watch_controllers,
 }

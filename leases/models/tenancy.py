@@ -85,6 +85,9 @@ class Installation(models.Model):
         editable=False,
         help_text="Since when a person is asked why so many controllers lapsed at once; meanwhile none is settled.",
     )
+    lapse_answered_at = models.DateTimeField(
+        null=True, blank=True, editable=False, help_text="When a person last said what a mass lapse was."
+    )
 
     class Meta:
         constraints = [

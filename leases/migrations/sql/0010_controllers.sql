@@ -15,8 +15,8 @@ $$;
 --    together: what a person was asked about may be over by itself. So is the end of a run whose hold had run out.
 --    What a person is asked about stays asked: a hold that is taken meanwhile wakes it only where it merely waits.
 CREATE FUNCTION leases_hold_needs_watch(p_due timestamptz, p_heals boolean) RETURNS void LANGUAGE sql AS $$
-    INSERT INTO leases_installation (id, only, mark) VALUES (gen_random_uuid(), true, gen_random_uuid())
-        ON CONFLICT (only) DO NOTHING;
+    INSERT INTO leases_installation (id, "only", mark) VALUES (gen_random_uuid(), true, gen_random_uuid())
+        ON CONFLICT ("only") DO NOTHING;
     INSERT INTO leases_obligation AS o
         (installation_id, kind, due_at, owed_since, verb, held_verb, wakes, requests, requests_served, failures,
          busy_count, last_error_kind, quiet, closed_as)

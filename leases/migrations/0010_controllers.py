@@ -2,11 +2,11 @@ from pathlib import Path
 
 from django.db import migrations, models
 
-SQL = (Path(__file__).parent / "sql" / "0009_controllers.sql").read_text(encoding="utf-8")
+SQL = (Path(__file__).parent / "sql" / "0010_controllers.sql").read_text(encoding="utf-8")
 
 
 class Migration(migrations.Migration):
-    dependencies = [("leases", "0008_holds")]
+    dependencies = [("leases", "0009_lane")]
 
     operations = [
         migrations.AddField(
@@ -19,6 +19,13 @@ class Migration(migrations.Migration):
                     "Since when a person is asked why so many controllers lapsed at once; meanwhile none is settled."
                 ),
                 null=True,
+            ),
+        ),
+        migrations.AddField(
+            model_name="installation",
+            name="lapse_answered_at",
+            field=models.DateTimeField(
+                blank=True, editable=False, help_text="When a person last said what a mass lapse was.", null=True
             ),
         ),
         migrations.AddField(
