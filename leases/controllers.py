@@ -206,7 +206,7 @@ def of_its_run(controller: Controller | None, run_id: UUID | None, *, error: typ
     """Refuse a controller that is another run's than `run_id`."""
     if controller is None:
         return
-    if not isinstance(controller, Controller):  # type: ignore[unreachable]
+    if not isinstance(controller, Controller):
         raise error("controller is what take_control returned", code="invalid")
     if controller.run_id != run_id:
         raise error("this controller holds another run", code="invalid")

@@ -221,7 +221,7 @@ def _attach(operation: Operation, resource: Resource, request: Request) -> Lease
                 code="identity_conflict",
             )
         problem = journal.why_not(locked, run, request.controller)
-        if not problem:
+        if problem is None:
             return transitions.attach(
                 locked, resource_id=resource_id, expires_at=resource.expires_at, as_of=resource.as_of, actor=actor
             )

@@ -83,7 +83,7 @@ def served_before(request: Request) -> Lease | None:
     if operation is None:
         return None
     if request.controller is not None:
-        run = Run.objects.filter(pk=request.run_id, company_id=request.company_id).first()
+        run = Run.objects.filter(pk=request.controller.run_id, company_id=request.company_id).first()
         if run is not None and (lost := controllers.lost(run, request.controller)):
             raise AcquireRefused(lost.sentence, code=lost.code)
     asked = (request.environment_id, request.run_id)

@@ -196,10 +196,10 @@ def replace(operation: Operation, planned: Operation, request: Request, why: Can
             transitions.refuse_operation(locked)
             transitions.reopen(source, _demand_for(why.reason), reason=why.reason, actor=request.actor)
             audit.record("lease.replaced", source, company_id=source.company_id, actor=request.actor, reason=why.reason)
-        if not problem:
+        if problem is None:
             Operation.objects.filter(pk=locked.pk).update(request_key=None)
             journal.write(planned, due_in=bounds.CREATE + bounds.CREATE_MARGIN, run=run, actor=request.actor)
-    if problem:
+    if problem is not None:
         raise AcquireRejected(f"the sandbox cannot be used again, and there is no other: {problem}", code=problem.code)
 
 
@@ -230,10 +230,10 @@ def _attach(
         if not under_way:
             journal.calls_ended(locked)
         problem = journal.why_not(locked, run, request.controller)
-        if not problem and locked.lease_uuid == source.pk:
+        if problem is None and locked.lease_uuid == source.pk:
             transitions.resume(locked, source, resource, expires_at=expires_at, actor=actor)
             return source
-        if not problem:
+        if problem is None:
             return transitions.succeed(locked, source, resource, expires_at=expires_at, actor=actor)
         given_up = locked.state == Operation.State.UNVERIFIED and source.state == Lease.State.RELEASED
         if locked.state == Operation.State.PENDING or given_up:
@@ -243,7 +243,7 @@ def _attach(
             _stop_what_runs(locked, source, resource, actor)
     raise AcquireRejected(
         f"the sandbox may not be used again: {problem}; it is being stopped, and kept",
-        code=problem.code if problem else None,
+        code=problem.code,
     )
 
 

@@ -88,9 +88,7 @@ def _note_asked(lapsed: int, of: int) -> None:
     """Remember that a person was asked: what comes back makes the rest of them no likelier to be gone."""
     with transaction.atomic():
         if Installation.objects.filter(lapse_asked_at__isnull=True).update(lapse_asked_at=Now()):
-            audit.record(
-                "installation.mass_lapse", Installation.current(), company_id=None, lapsed=lapsed, of=of
-            )
+            audit.record("installation.mass_lapse", Installation.current(), company_id=None, lapsed=lapsed, of=of)
 
 
 def _forget(facts: lapsing.Facts) -> None:
