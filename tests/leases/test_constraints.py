@@ -820,7 +820,7 @@ def _() -> Any:
 
 @refuses("lease_bindings_are_final", trigger="lease_is_monotone")
 def _() -> Any:
-    row = factories.lease()
+    row = factories.lease(ends_at=None)
     return change(row, run_id=factories.run(row.company).pk), change(row, run_id=None)
 
 
@@ -1598,7 +1598,7 @@ def _() -> Any:
 
 @refuses("lease_keeps_company_of_run")
 def _() -> Any:
-    row = factories.lease()
+    row = factories.lease(ends_at=None)
     return (
         another(row, resource_id="another", run_id=factories.run().pk),
         another(row, resource_id="another", run_id=factories.run(row.company).pk),
@@ -2264,6 +2264,16 @@ ACTING = {
     "lease_end_wakes_settles": "wakes; test_every_write_that_can_end_a_hold_wakes_the_disposal",
     "start_end_wakes_settles": "wakes; test_every_write_that_can_end_a_hold_wakes_the_disposal",
     "attempt_end_wakes_settles": "wakes; test_every_write_that_can_end_a_hold_wakes_the_disposal",
+    "run_made_held_wakes_watch": "opens; tests/cleanup/test_lapsing.py",
+    "run_held_wakes_watch": "opens; tests/cleanup/test_lapsing.py",
+    "run_lapse_healed_wakes_watch": "wakes; tests/cleanup/test_lapsing.py",
+    "run_lapsed_end_wakes_watch": "wakes; tests/cleanup/test_lapsing.py",
+    "run_end_owes_settles": "opens; tests/scenarios/test_orphans.py",
+    "lease_made_unheld_owes_its_settle": "opens; tests/scenarios/test_orphans.py",
+    "lease_unheld_owes_its_settle": "opens; tests/scenarios/test_orphans.py",
+    "startup_end_wakes_orphans": "wakes; tests/scenarios/test_orphans.py",
+    "operation_end_wakes_orphans": "wakes; tests/scenarios/test_orphans.py",
+    "acknowledgement_wakes_orphans": "wakes; tests/scenarios/test_orphans.py",
     "lane_opened_notifies": "notifies; tests/cleanup/test_alarm.py",
     "obligation_created_notifies": "notifies; test_the_beat_is_notified_of_a_deadline_...",
     "obligation_earlier_notifies": "notifies; test_the_beat_is_notified_of_a_deadline_...",
