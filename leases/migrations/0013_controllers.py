@@ -2,11 +2,11 @@ from pathlib import Path
 
 from django.db import migrations, models
 
-SQL = (Path(__file__).parent / "sql" / "0011_controllers.sql").read_text(encoding="utf-8")
+SQL = (Path(__file__).parent / "sql" / "0013_controllers.sql").read_text(encoding="utf-8")
 
 
 class Migration(migrations.Migration):
-    dependencies = [("leases", "0010_inventory")]
+    dependencies = [("leases", "0012_prune")]
 
     operations = [
         migrations.AddField(
