@@ -2,11 +2,11 @@ from pathlib import Path
 
 from django.db import migrations, models
 
-SQL = (Path(__file__).parent / "sql" / "0013_controllers.sql").read_text(encoding="utf-8")
+SQL = (Path(__file__).parent / "sql" / "0014_controllers.sql").read_text(encoding="utf-8")
 
 
 class Migration(migrations.Migration):
-    dependencies = [("leases", "0012_prune")]
+    dependencies = [("leases", "0013_watermark")]
 
     operations = [
         migrations.AddField(
