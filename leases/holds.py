@@ -64,10 +64,11 @@ def _if(condition: str) -> str:
 def _of_rows(kind: str) -> str:
     """Return the expression for the `Hold` rows of one kind, on the lease or on its issue."""
     if kind == Hold.Kind.SHUTDOWN_FENCE:  # protects the sandbox, whichever row of ours names it (S-238)
-        return f"""(SELECT max(coalesce(h.until, {_FOREVER}))
+        # Past its time too: the obligation that ends it must not find the sandbox destroyed by one that was due as well.
+        return f"""(SELECT max(greatest(h.until, now() + interval '30 s'))
          FROM leases_lease o JOIN leases_hold h ON h.lease_id = o.id
         WHERE o.resource_id = l.resource_id AND o.provider = l.provider AND o.account_identity = l.account_identity
-          AND h.kind = '{kind}' AND h.ended_at IS NULL AND (h.until IS NULL OR h.until > now()))"""
+          AND h.kind = '{kind}' AND h.ended_at IS NULL)"""
     return f"""(SELECT max(coalesce(h.until, {_FOREVER})) FROM leases_hold h
         WHERE h.kind = '{kind}' AND h.ended_at IS NULL AND (h.until IS NULL OR h.until > now())
           AND (h.lease_id = l.id OR h.issue_id = l.issue_id AND {_WAS_KEPT}))"""

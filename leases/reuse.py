@@ -79,7 +79,7 @@ def choose(planned: Operation, *, actor: str) -> Lease | None:
     )
     fitting = None
     for lease in sorted(kept, key=lambda lease: lease.released_at or lease.acquired_at, reverse=True):
-        if _is_starting(lease):
+        if _is_starting(lease) or fencing.of(lease) is not None:
             continue
         if lease.fingerprint != planned.fingerprint or lease.account_id != planned.account_id:
             if not holds.of(lease).is_held_explicitly:  # who holds it on purpose needs it, though no run can use it

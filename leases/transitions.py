@@ -284,6 +284,32 @@ def hold_back(lease: Lease, *, held_by: Sequence[str], actor: str) -> bool:
     return True
 
 
+def fence_expired(lease: Lease, *, actor: str) -> bool:
+    """Active -> pending_cleanup, and what is stopped stays so: nobody saved the files of a fenced sandbox in time.
+
+    It is stopped, and kept as after a failure (domain T-25, T-26): nobody's next run has it, and it is no orphan that
+    is destroyed as soon as nothing holds it. Returns whether it is kept; not where its sandbox is gone, or was demanded
+    to go by its own holder. The caller has locked issue, run and lease.
+    """
+    if lease.state == State.ACTIVE:
+        demand, failed = Demand(Obligation.Verb.STOP_ONLY), Lease.Outcome.FAILED
+        begin_teardown(lease, demand, outcome=failed, reason="fence_expired", actor=actor)
+    elif lease.state == State.PENDING_CLEANUP:
+        if _open_teardown(lease).verb != Obligation.Verb.STOP_ONLY:
+            return False
+    elif lease.state in Lease.KEPT:
+        if lease.kept_until is not None:
+            end = database_now() + lease.retain_for if lease.retain_for is not None else None
+            lease.kept_until = end and max(end, lease.kept_until)
+    else:
+        return False
+    lease.policy, lease.scope, lease.outcome = Policy.RETAIN_ON_FAILURE, "", Lease.Outcome.FAILED
+    lease.orphaned_at = None
+    lease.save(update_fields=["policy", "scope", "outcome", "orphaned_at", "kept_until"])
+    audit.record("lease.fence_expired", lease, company_id=lease.company_id, actor=actor, state=lease.state)
+    return True
+
+
 def keep_until(lease: Lease, until: datetime | None, *, actor: str, reason: str) -> None:
     """Released or retained stays: an operator says until when the sandbox of a locked lease is kept."""
     _require(lease, State.RELEASED, State.RETAINED)
