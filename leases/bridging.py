@@ -13,9 +13,10 @@ from datetime import timedelta
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import Q
 from django.db.models.functions import Now
 
-from leases import arguments, bounds, controllers
+from leases import arguments, bounds, controllers, fencing
 from leases.calling import open_recorded
 from leases.controllers import Controller
 from leases.credentials import SecretUnavailable
@@ -114,7 +115,8 @@ class Bridge:
             )
             for row in lease:
                 controllers.of_its_run(self.controller, row.run_id)
-                if run is not None and (lost := controllers.lost(run, self.controller)):
+                lost = controllers.lost(run, self.controller) if run is not None else None
+                if lost is not None and not fencing.owns(row, self.controller):
                     raise AdmissionClosed(lost.sentence, code=lost.code)
                 if row.state != Lease.State.ACTIVE:
                     raise AdmissionClosed(f"the lease is {row.get_state_display()} and takes no work any more")
@@ -127,11 +129,12 @@ class Bridge:
     def _still_open(self) -> bool:
         lease = Lease.objects.filter(pk=self.lease_id, state=Lease.State.ACTIVE)
         if self.controller is not None:
-            lease = lease.filter(
+            holds_run = Q(
                 run__controller_generation=self.controller.generation,
                 run__controller_id=self.controller.controller_id,
                 run__status__in=Run.LIVE,
             )
+            lease = lease.filter(holds_run | Q(pk__in=fencing.fences_of(self.controller).values("lease_id")))
         return lease.exists()
 
     def _end(

@@ -1,4 +1,4 @@
-"""The shutdown fence: a controller that goes down politely keeps others off its leases for a while, to save their files.
+"""The shutdown fence: a controller that goes down politely keeps others off its leases, to save their files.
 
 A fence is an `always` hold on each lease and an obligation due at its end, written in one transaction under the locks
 of the run and the leases. Until it ends nobody but its owner stops, releases or destroys the sandbox, whichever row of
@@ -121,9 +121,11 @@ def of(lease: Lease) -> Hold | None:
 
 def owns(lease: Lease, controller: Controller | None) -> bool:
     """Return whether this controller fenced a lease, and so may go on with it although it lost the run since."""
-    if controller is None or lease.run_id != controller.run_id:
-        return False
-    return fences_of(controller).filter(lease=lease).exists()
+    return _own(lease, controller) is not None
+
+
+def _own(lease: Lease, controller: Controller | None) -> Hold | None:
+    return fences_of(controller).filter(lease=lease).first() if controller is not None else None
 
 
 def fences_of(controller: Controller) -> QuerySet[Hold]:
@@ -145,14 +147,15 @@ def let_pass(lease: Lease, controller: Controller | None, *, keeps: bool, actor:
     fence = of(lease)
     if fence is None:
         return False
-    if not owns(lease, controller):
+    own = _own(lease, controller)
+    if own is None:
         if lease.state in (Lease.State.ACTIVE, Lease.State.PENDING_CLEANUP):
             raise Fenced(
                 f"{fence.holder} went down and may still save its files, until {fence.until:%Y-%m-%d %H:%M:%S} UTC"
             )
         return False
     if not keeps:
-        _end_fence(lease, fence, actor)
+        _end_fence(lease, own, actor)
     return True
 
 
@@ -199,9 +202,9 @@ def _place(lease: Lease, holder: str, until: datetime, actor: str) -> None:
 
 
 def _end_fence(lease: Lease, fence: Hold, actor: str) -> int:
-    """End a fence and what is owed for it. The lease that it stands on is locked; an attempt at it has lost its row."""
+    """End a fence on a locked lease, and what is owed for it. An attempt that holds that has lost its row."""
     owed = Obligation.objects.select_for_update(no_key=True).filter(
-        lease_id=fence.lease_id, kind=Kind.END_FENCE, closed_at__isnull=True
+        lease=lease, kind=Kind.END_FENCE, closed_at__isnull=True
     )
     for row in owed:
         if row.attempt_id is not None:
@@ -217,10 +220,10 @@ def _end_fence(lease: Lease, fence: Hold, actor: str) -> int:
 
 def _fenced_leases(run: Run, controller: Controller) -> list[tuple[Lease, Hold]]:
     """Lock the leases of a run that this controller fenced, by id, and return each with its fence."""
-    fences = {fence.lease_id: fence for fence in fences_of(controller)}
-    leases = Lease.objects.select_for_update(no_key=True).filter(run=run, pk__in=list(fences)).order_by("pk")
-    still = {fence.lease_id: fence for fence in fences_of(controller)} if (locked := list(leases)) else {}
-    return [(lease, still[lease.pk]) for lease in locked if lease.pk in still]
+    fenced = fences_of(controller).values_list("lease_id", flat=True)
+    leases = list(Lease.objects.select_for_update(no_key=True).filter(run=run, pk__in=list(fenced)).order_by("pk"))
+    fences = {fence.lease_id: fence for fence in fences_of(controller)}  # under the locks, which their ends take too
+    return [(lease, fences[lease.pk]) for lease in leases if lease.pk in fences]
 
 
 def _locked_run(controller: Controller, *, with_issue: bool = False) -> Run:

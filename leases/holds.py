@@ -64,7 +64,7 @@ def _if(condition: str) -> str:
 def _of_rows(kind: str) -> str:
     """Return the expression for the `Hold` rows of one kind, on the lease or on its issue."""
     if kind == Hold.Kind.SHUTDOWN_FENCE:  # protects the sandbox, whichever row of ours names it (S-238)
-        # Past its time too: the obligation that ends it must not find the sandbox destroyed by one that was due as well.
+        # Past its time too: what ends it must not find the sandbox destroyed by what was due at the same moment.
         return f"""(SELECT max(greatest(h.until, now() + interval '30 s'))
          FROM leases_lease o JOIN leases_hold h ON h.lease_id = o.id
         WHERE o.resource_id = l.resource_id AND o.provider = l.provider AND o.account_identity = l.account_identity

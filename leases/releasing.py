@@ -14,7 +14,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
-from leases import arguments, audit, controllers, journal, startup, transitions
+from leases import arguments, audit, controllers, fencing, journal, startup, transitions
 from leases.clock import database_now
 from leases.connections import despite_deadlocks
 from leases.controllers import Controller, Lost
@@ -41,7 +41,9 @@ def release(
     Work in flight is waited for, at most the lease's drain bound. Returns before anything is stopped: only a receipt
     says that it was. Releasing again merges the new demand into the open one, and changes nothing on a settled lease.
     Raises `NotFound`; with a `controller` that lost the run `ControlRefused`, with the code `controller_replaced` or
-    `controller_lapsed`. One whose run is over may still release what it leaves.
+    `controller_lapsed`. One whose run is over may still release what it leaves. `Fenced`, code `fenced`, while another
+    controller's shutdown fence stands: ask again when it is over. The owner's own release ends its fence, unless it
+    stops and keeps the sandbox.
     """
     lease_id = arguments.identity(lease_id, "lease_id")
     company_id = arguments.identity(company_id, "company_id") if company_id is not None else None
@@ -52,7 +54,8 @@ def release(
         run = controllers.shared(controller) if controller is not None else None
         lease = _locked(lease_id, company_id)
         controllers.of_its_run(controller, lease.run_id if controller else None)
-        lost = controllers.lost(run, controller) if run is not None else None
+        owns = fencing.let_pass(lease, controller, keeps=disposition == "stop_and_retain", actor=actor)
+        lost = controllers.lost(run, controller) if run is not None and not owns else None
         if lost in (Lost.REPLACED, Lost.LAPSED):
             raise ControlRefused(lost.sentence, code=lost.code)
         verb = _verb(lease, outcome, disposition)
@@ -82,7 +85,8 @@ def stop(*, company_id: UUID, run_id: UUID | None = None, lease_id: UUID | None 
     Each lease is torn down as its policy says; what a creation in progress brings forth is destroyed, and a sandbox
     that is being started again is stopped again. `lease_id` may be that of a lease that is still coming to be
     (`Operation.lease_uuid`). Returns how many leases and starts were reached. Raises `NotFound` for a run or lease that
-    this company does not have.
+    this company does not have, and `Fenced` while a shutdown fence keeps others off one of the leases; then nothing is
+    stopped.
     """
     if (run_id is None) == (lease_id is None):
         raise LeaseError("name either a run or a lease", code="invalid")
@@ -128,6 +132,7 @@ def _stop(company_id: UUID, run_id: UUID | None, lease_id: UUID | None, actor: s
 
 
 def _stop_lease(lease: Lease, actor: str) -> int:
+    fencing.let_pass(lease, None, keeps=False, actor=actor)
     demand = Demand(_verb(lease, Lease.Outcome.FAILED, "by_policy"), None)
     if lease.state == Lease.State.ACTIVE:
         owed = transitions.begin_teardown(lease, demand, outcome=Lease.Outcome.FAILED, reason="stopped", actor=actor)

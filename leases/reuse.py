@@ -17,7 +17,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
-from leases import audit, bounds, companies, holds, journal, proof, startup, transitions, trust
+from leases import audit, bounds, companies, fencing, holds, journal, proof, startup, transitions, trust
 from leases.connections import persistently
 from leases.demands import Demand, Verb
 from leases.errors import AcquireRejected, ResumeFailed

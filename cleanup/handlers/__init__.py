@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cleanup.handlers.dispose import dispose
+from cleanup.handlers.end_fence import end_fence
 from cleanup.handlers.end_lease import end_lease
 from cleanup.handlers.extend import extend
 from cleanup.handlers.probe_account import probe_account
@@ -22,6 +23,7 @@ HANDLERS: dict[str, Handler] = {
     Obligation.Kind.STARTUP: startup_of,
     Obligation.Kind.EXTEND: extend,
     Obligation.Kind.END_LEASE: end_lease,
+    Obligation.Kind.END_FENCE: end_fence,
     Obligation.Kind.PROBE_ACCOUNT: probe_account,
     Obligation.Kind.DISPOSE: dispose,
     Obligation.Kind.SETTLE_ORPHAN: settle_orphan,
