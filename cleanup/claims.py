@@ -28,7 +28,7 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 
 from cleanup.backoff import ESCALATE_AFTER, ESCALATE_AT_FAILURES, PROTECTION
-from leases import audit
+from leases import audit, bounds
 from leases.clock import Clock
 from leases.models import Attempt, Obligation
 
@@ -331,14 +331,15 @@ _STANDING = [kind.value for kind in Obligation.STANDING]
 _POSTPONE = """
 UPDATE leases_obligation
    SET attempt_id = NULL, worker = NULL, claimed_at = NULL,
-       due_at = CASE WHEN requests > requests_served OR (%(heeds_wakes)s AND wakes <> %(wakes)s)
-                     THEN now() ELSE coalesce(%(until)s::timestamptz, now() + %(delay)s) END,
+       due_at = CASE WHEN requests > requests_served THEN now()
+                     ELSE greatest(not_before, CASE WHEN %(heeds_wakes)s AND wakes <> %(wakes)s THEN now()
+                                                    ELSE coalesce(%(until)s::timestamptz, now() + %(delay)s) END) END,
        failures = failures + %(failed)s,
        busy_count = CASE WHEN %(busy)s THEN busy_count + 1 WHEN %(keeps_busy)s THEN busy_count ELSE 0 END,
        last_error_kind = CASE WHEN %(error_kind)s = '' AND %(failed)s = 0 THEN last_error_kind ELSE %(error_kind)s END,
        escalated_at = coalesce(escalated_at, CASE
-           WHEN failures + %(failed)s >= %(escalate_failures)s
-                OR owed_since <= now() - %(escalate_after)s AND kind <> ALL(%(standing)s)
+           WHEN kind <> 'verify_end' AND failures + %(failed)s >= %(escalate_failures)s
+             OR kind <> ALL(%(standing)s) AND owed_since <= now() - %(escalate_after)s
            THEN now() END)
  WHERE id = %(id)s AND attempt_id = %(attempt)s
 RETURNING escalated_at = now()
@@ -441,7 +442,8 @@ def _become_quiet(claim: Claim, why: Obligation.Quiet, *, over: bool) -> bool | 
             """
             UPDATE leases_obligation
                SET attempt_id = NULL, worker = NULL, claimed_at = NULL,
-                   due_at = CASE WHEN %(over)s OR wakes <> %(wakes)s OR requests > requests_served THEN now() END,
+                   due_at = CASE WHEN requests > requests_served THEN now()
+                                 WHEN %(over)s OR wakes <> %(wakes)s THEN greatest(now(), not_before) END,
                    quiet = CASE WHEN %(over)s OR wakes <> %(wakes)s OR requests > requests_served
                                 THEN '' ELSE %(why)s END
              WHERE id = %(id)s AND attempt_id = %(attempt)s
@@ -457,6 +459,50 @@ def _become_quiet(claim: Claim, why: Obligation.Quiet, *, over: bool) -> bool | 
         )
         row = cursor.fetchone()
     return None if row is None else row[0] != ""
+
+
+def space_out(row: Obligation) -> None:
+    """Write when history may be looked at again after the look that begins now; the row is locked and fenced.
+
+    As long as it has been owed, so that each wait is twice the last one, between five minutes and six hours. Written
+    before the look, so that it stands whatever becomes of this attempt, and by the database's clock.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            UPDATE leases_obligation SET not_before = now() + least(%(last)s, greatest(%(first)s, now() - owed_since))
+             WHERE id = %(id)s
+            """,
+            {"id": row.pk, "first": _interval(bounds.HISTORY_FIRST), "last": _interval(bounds.HISTORY_LAST)},
+        )
+
+
+def ask_about_history(claim: Claim) -> bool:
+    """Make history quiet that was looked at for days in vain; its row was given back. Returns whether it is quiet now.
+
+    Not one that was woken since the facts were read, or that a person asks about: that gets its attempt first.
+    """
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(
+            """
+            UPDATE leases_obligation SET due_at = NULL, quiet = %(why)s
+             WHERE id = %(id)s AND attempt_id IS NULL AND closed_at IS NULL AND quiet = ''
+               AND wakes = %(wakes)s AND requests = requests_served AND owed_since <= now() - %(after)s
+            """,
+            {
+                "id": claim.obligation_id,
+                "wakes": claim.wakes,
+                "after": _interval(bounds.HISTORY_FOR),
+                "why": Obligation.Quiet.HISTORY_UNVERIFIED.value,
+            },
+        )
+        became = bool(cursor.rowcount)
+        if became:
+            row = Obligation.objects.get(pk=claim.obligation_id)
+            audit.record(
+                "obligation.quieted", row, company_id=row.company_id, why=Obligation.Quiet.HISTORY_UNVERIFIED.value
+            )
+    return became
 
 
 def finish_attempt(claim: Claim, outcome: Attempt.Outcome, *, error_kind: str = "", excerpt: str = "") -> None:

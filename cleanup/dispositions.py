@@ -39,6 +39,14 @@ class Written:
 
 def write(claim: Claim, outcome: Outcome, *, called: bool, random: Random) -> Written:
     """Write an outcome. `called` says that the provider was asked, so that an answer can count for the account."""
+    written = _write(claim, outcome, called, random)
+    if claim.kind == Obligation.Kind.VERIFY_END:
+        asked = claims.ask_about_history(claim)
+        return Written(Kind.QUIETED if asked else written.outcome)  # and nobody looks at it again in seconds
+    return written
+
+
+def _write(claim: Claim, outcome: Outcome, called: bool, random: Random) -> Written:  # noqa: FBT001 - private
     match outcome:
         case work.Done(proven=True):
             _answered(claim, called)

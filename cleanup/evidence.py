@@ -197,24 +197,30 @@ def settle_with(
         lease = Lease.objects.select_for_update(no_key=True).get(pk=claim.lease)
         if absent_since is not None and not _still_absent(claim, absent_since):
             return False
-        receipt, _ = Receipt.objects.get_or_create(
-            attempt_id=claim.attempt_id,
-            epoch=epoch,
-            evidence=evidence,
-            defaults={
-                "lease": lease,
-                "account_id": lease.account_id,
-                "company_uuid": lease.company_id,
-                "run_uuid": lease.run_id,
-                "resource_id": lease.resource_id,
-                "account_identity": lease.account_identity,
-                "ended": ended.value,
-            },
-        )
+        receipt = record(claim, lease, evidence, epoch=epoch, ended=ended)
         if deadline_of is not None and lease.epoch == epoch and lease.state == Lease.State.PENDING_CLEANUP:
             lease.expires_at = deadline_of.expires_at
             lease.save(update_fields=["expires_at"])
         return _settle(claim, lease, receipt)
+
+
+def record(claim: Claim, lease: Lease, evidence: Evidence, *, epoch: int, ended: Ended = Ended.KILLED) -> Receipt:
+    """Insert what this attempt learned about a locked lease, and return the receipt: one per attempt and finding."""
+    receipt, _ = Receipt.objects.get_or_create(
+        attempt_id=claim.attempt_id,
+        epoch=epoch,
+        evidence=evidence,
+        defaults={
+            "lease": lease,
+            "account_id": lease.account_id,
+            "company_uuid": lease.company_id,
+            "run_uuid": lease.run_id,
+            "resource_id": lease.resource_id,
+            "account_identity": lease.account_identity,
+            "ended": ended.value,
+        },
+    )
+    return receipt
 
 
 def settle_by_receipt(claim: Claim, receipt: Receipt) -> bool:

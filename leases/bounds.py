@@ -55,3 +55,9 @@ AD_HOC_DEFAULT, AD_HOC_LONGEST = 3600.0, 86_400.0
 
 HOLD_SHORTEST, HOLD_LONGEST = 10.0, 3600.0
 """How long a controller may hold a run without renewing."""
+
+HISTORY_FIRST, HISTORY_LAST = 300.0, 6 * 3600.0
+"""Seconds between two looks for the proof of an end that was never proven: as long as it was owed, within these."""
+
+HISTORY_FOR = 7 * 86_400.0
+"""Seconds after which a person is asked about an end that no look proved, and nothing looks any more by itself."""

@@ -53,6 +53,7 @@ _NOT_SETTLEABLE = {
     Kind.DISPOSE: "it ends with the sandbox; say until when that is kept instead",
     Kind.END_FENCE: "it ends at the fence's own time",
     Kind.WATCH_CONTROLLERS: "it watches the whole fleet for as long as there is one",
+    Kind.VERIFY_END: "its lease ended without proof already, which is what it looks for",
 }
 
 

@@ -39,11 +39,13 @@ def unproven() -> QuerySet[Obligation]:
 def paid_since() -> Q:
     """Whether an obligation that was ended unverified has its proof after all, or its sandbox a new owner.
 
-    A start's is paid by a receipt of an epoch that began after it was given up.
+    A start's is paid by a receipt of an epoch that began after it was given up. A lease's whose sandbox was found is
+    owed by its next teardown.
     """
     of_epoch = Receipt.objects.filter(lease=OuterRef("lease"), epoch=OuterRef("lease__epoch"))
     destroyed = of_epoch.filter(evidence__in=[Receipt.Evidence.DESTROYED, Receipt.Evidence.ABSENT])
     stop_is_enough = Q(verb__in=[Obligation.Verb.STOP_ONLY, Obligation.Verb.STOP_OR_DELETE])
+    taken_up = Obligation.objects.filter(lease=OuterRef("lease"), kind=Obligation.Kind.TEARDOWN, pk__gt=OuterRef("pk"))
     found = Q(operation__isnull=False) & ~Q(operation__state=Operation.State.UNVERIFIED)
     of_source = Receipt.objects.filter(lease=OuterRef("operation__source"))
     before = Receipt.objects.filter(
@@ -52,4 +54,5 @@ def paid_since() -> Q:
         confirmed_at__lte=OuterRef(OuterRef("operation__resolved_at")),
     )
     after = of_source.filter(~Exists(before), confirmed_at__gt=OuterRef("operation__resolved_at"))
-    return Q(Exists(destroyed)) | stop_is_enough & Q(Exists(of_epoch)) | found | Q(Exists(after))
+    paid = Q(Exists(destroyed)) | stop_is_enough & Q(Exists(of_epoch)) | found | Q(Exists(after))
+    return paid | Q(Exists(taken_up))

@@ -9,13 +9,13 @@ writes the row, its obligation and its audit entry together, and leaves the rest
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from django.db import transaction
 from django.db.models.functions import Now
 
-from leases import audit, deadlines, startup
+from leases import audit, bounds, deadlines, startup
 from leases.clock import database_now
 from leases.demands import Demand, merge
 from leases.models import Attempt, Environment, Issue, Lease, Obligation, Operation, Receipt, Run
@@ -39,6 +39,10 @@ TABLE: tuple[tuple[str, str, str], ...] = (
     ("pending_cleanup", "expired", "settle"),
     ("pending_cleanup", "failed", "settle"),
     ("pending_cleanup", "failed", "settle_unverified"),
+    ("none", "expired", "own_history"),
+    ("none", "failed", "own_history"),
+    ("expired", "pending_cleanup", "reopen_history"),
+    ("failed", "pending_cleanup", "reopen_history"),
     ("released", "pending_cleanup", "dispose"),
     ("retained", "pending_cleanup", "dispose"),
     ("expired", "pending_cleanup", "owe_again"),
@@ -253,6 +257,7 @@ def owe_again(lease: Lease, *, reason: str, actor: str) -> Obligation:
     lease.state, lease.policy, lease.scope, lease.reason = State.PENDING_CLEANUP, Policy.EPHEMERAL, "", reason
     _start(lease, None)
     lease.save(update_fields=["state", "policy", "scope", "reason", "epoch"])
+    _end_verification(lease)
     obligation = _owe_teardown(lease, Demand(Obligation.Verb.DELETE), due_at=None)
     audit.record("lease.owed_again", lease, company_id=lease.company_id, actor=actor, reason=reason, epoch=lease.epoch)
     return obligation
@@ -413,12 +418,14 @@ def kept_until(lease: Lease, obligation: Obligation) -> datetime | None:
 def settle_unverified(lease: Lease, obligation: Obligation, *, actor: str, reason: str) -> None:
     """pending_cleanup -> failed: an operator ends the retries of a locked lease's teardown; nothing is proven.
 
-    What a teardown that comes back late proves is kept as its receipt, and moves nothing.
+    What a teardown that comes back late proves is kept as its receipt. The proof that is missing is owed from now on,
+    and looked for: `verify_end`.
     """
     _require(lease, State.PENDING_CLEANUP)
     lease.state = State.FAILED
     lease.save(update_fields=["state"])
     close_unverified(obligation)
+    _owe_verification(lease, Obligation.Verb(obligation.held_verb or obligation.verb))
     audit.record(
         "lease.teardown.unverified",
         lease,
@@ -429,6 +436,60 @@ def settle_unverified(lease: Lease, obligation: Obligation, *, actor: str, reaso
         quiet=obligation.quiet,
         epoch=lease.epoch,
     )
+
+
+def own_history(lease: Lease, verb: Obligation.Verb, *, actor: str) -> Obligation:
+    """None -> expired or failed: what ended elsewhere, without proof, is inserted together with the debt of the proof.
+
+    `verb` is what was demanded of its sandbox, and is owed again should that be found alive.
+    """
+    lease.state = State.FAILED if lease.outcome == Lease.Outcome.FAILED else State.EXPIRED
+    lease.save(force_insert=True)
+    owed = _owe_verification(lease, verb)
+    audit.record("lease.imported", lease, company_id=lease.company_id, actor=actor, resource=lease.resource_id)
+    return owed
+
+
+def verified(lease: Lease, obligation: Obligation, receipt: Receipt) -> None:
+    """Expired or failed stays: the end of a locked lease is proven after all. Its `verify_end` is locked and fenced.
+
+    The receipt says destroyed or absent. One that was merely stopped is kept, and so is no history (`reopen_history`).
+    """
+    _require(lease, State.EXPIRED, State.FAILED)
+    if (receipt.lease_id, receipt.epoch) != (lease.pk, lease.epoch) or receipt.evidence == Evidence.STOPPED:
+        raise ValueError(f"receipt {receipt.pk} does not prove the end of epoch {lease.epoch} of lease {lease.pk}")
+    close(obligation, Obligation.ClosedAs.PROVEN)
+    _resolve(lease)
+    audit.record(
+        "lease.end_verified", lease, company_id=lease.company_id, evidence=receipt.evidence, epoch=receipt.epoch
+    )
+
+
+def reopen_history(
+    lease: Lease, obligation: Obligation, *, started: Resource | None, reason: str, actor: str
+) -> Obligation:
+    """Expired or failed -> pending_cleanup: what counted as ended is there. Lease and `verify_end` are locked.
+
+    What was demanded is owed again from now on, and settles like any other teardown. The epoch rises where the sandbox
+    was seen running (`started`), so that only what is seen from now on proves its end.
+    """
+    _require(lease, State.EXPIRED, State.FAILED)
+    lease.state, lease.reason = State.PENDING_CLEANUP, reason
+    if started is not None:
+        _start(lease, started)
+    lease.save(update_fields=["state", "reason", "epoch", "started_as_of"])
+    close(obligation, Obligation.ClosedAs.HANDED_OVER)
+    owed = _owe_teardown(lease, Demand(Obligation.Verb(obligation.verb)), due_at=None)
+    audit.record(
+        "lease.history_reopened",
+        lease,
+        company_id=lease.company_id,
+        actor=actor,
+        reason=reason,
+        verb=obligation.verb,
+        epoch=lease.epoch,
+    )
+    return owed
 
 
 def end_unverified(operation: Operation, obligation: Obligation, *, actor: str, reason: str) -> None:
@@ -520,6 +581,32 @@ def _owe_teardown(lease: Lease, demand: Demand, *, due_at: datetime | None) -> O
         drain_until=demand.drain_until,
         due_at=due_at or Now(),
     )
+
+
+def _owe_verification(lease: Lease, verb: Obligation.Verb) -> Obligation:
+    """Owe the proof of an end that was never proven. Looked for later than now, and no wake makes it earlier."""
+    first = Now() + timedelta(seconds=bounds.HISTORY_FIRST)
+    return Obligation.objects.create(
+        company_id=lease.company_id,
+        kind=Obligation.Kind.VERIFY_END,
+        account_id=lease.account_id,
+        lease=lease,
+        verb=verb,
+        due_at=first,
+        not_before=first,
+    )
+
+
+def _end_verification(lease: Lease) -> None:
+    """Close what looks for the proof of a locked lease's end, if anything does: its teardown is owed instead."""
+    row = (
+        Obligation.objects.select_for_update(no_key=True)
+        .filter(lease=lease, kind=Obligation.Kind.VERIFY_END, closed_at__isnull=True)
+        .first()
+    )
+    if row is not None:
+        _end_attempt(row, Attempt.Outcome.HANDED_OVER)
+        close(row, Obligation.ClosedAs.HANDED_OVER)
 
 
 def _start(lease: Lease, resource: Resource | None) -> None:

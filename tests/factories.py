@@ -185,6 +185,27 @@ def stopped(lease_: Lease | None = None, *, state: str = Lease.State.RELEASED) -
 
 
 @transaction.atomic
+def given_up(lease_: Lease | None = None, **values: Any) -> Obligation:
+    """Make a lease whose teardown an operator ended without proof, and owe the search for the proof; returns that."""
+    owed = teardown(lease_, **values)
+    subject = owed.lease
+    assert subject is not None
+    subject.state = Lease.State.FAILED
+    subject.save(update_fields=["state"])
+    owed.closed_at, owed.closed_as, owed.due_at = database_now(), Obligation.ClosedAs.UNVERIFIED, None
+    owed.save(update_fields=["closed_at", "closed_as", "due_at"])
+    return Obligation.objects.create(
+        company_id=subject.company_id,
+        kind=Obligation.Kind.VERIFY_END,
+        account_id=subject.account_id,
+        lease=subject,
+        verb=owed.verb,
+        due_at=at(300),
+        not_before=at(300),
+    )
+
+
+@transaction.atomic
 def operation(environment_: Environment | None = None, *, due_in: float = 150.0, **values: Any) -> Operation:
     """Make a pending creation and owe its recovery, due in `due_in` seconds."""
     where = environment_ or environment()

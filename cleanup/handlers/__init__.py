@@ -12,6 +12,7 @@ from cleanup.handlers.recover_start import recover_start
 from cleanup.handlers.settle_orphan import settle_orphan
 from cleanup.handlers.startup import startup_of
 from cleanup.handlers.teardown import teardown
+from cleanup.handlers.verify_end import verify_end
 from cleanup.handlers.watch_controllers import watch_controllers
 from cleanup.work import Handler
 from leases.models import Obligation
@@ -28,4 +29,5 @@ HANDLERS: dict[str, Handler] = {
     Obligation.Kind.DISPOSE: dispose,
     Obligation.Kind.SETTLE_ORPHAN: settle_orphan,
     Obligation.Kind.WATCH_CONTROLLERS: watch_controllers,
+    Obligation.Kind.VERIFY_END: verify_end,
 }

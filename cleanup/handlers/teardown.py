@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from cleanup import decisions, evidence
+from cleanup import decisions, evidence, sightings
 from cleanup.claims import Claim
 from cleanup.decisions import ACCEPTED, Facts, Sent, decide, is_about_the_account
 from cleanup.work import (
@@ -27,11 +27,9 @@ from cleanup.work import (
     NotSeen,
     Outcome,
     identify,
-    is_foreign,
 )
 from leases import bounds
-from leases.models import Lease, Operation
-from leases.planning import MARK_OPERATION
+from leases.models import Lease
 from providers.contract import (
     ErrorKind,
     Gone,
@@ -75,7 +73,7 @@ def teardown(claim: Claim, context: Context) -> Generator[Call, Any, Outcome]:
     lease = facts.lease
     provider = yield from context.open_recorded(lease)
     capabilities = provider.capabilities
-    creation = _creation_of(lease)
+    creation = sightings.creation_of(lease)
     seen = _Seen(capabilities.absence_apart, creation)
     if (yield identify(provider)) != lease.account_identity:
         return _OTHER_ACCOUNT
@@ -162,7 +160,7 @@ def _decide(facts: evidence.Standing, seen: _Seen, context: Context) -> decision
             verb=facts.verb,
             drain_until=facts.drain_until,
             sighting=seen.sighting,
-            foreign=_is_foreign(seen.sighting, context.installation, seen.creation),
+            foreign=sightings.shows_foreign(seen.sighting, context.installation, seen.creation),
             stop=seen.stop,
             delete=seen.delete,
             recover=seen.recover,
@@ -183,7 +181,7 @@ def _takes_two_looks(seen: _Seen) -> bool:
 
 def _look(claim: Claim, provider: AnyProvider, facts: evidence.Standing, seen: _Seen) -> Generator[Call, Any, None]:
     """Look at the sandbox, and write down at once what the look alone says about epoch and absence."""
-    sighting = _about(facts.lease, (yield _inspect(provider, facts.lease)))
+    sighting = sightings.about(facts.lease, (yield sightings.inspect(provider, facts.lease)))
     seen.sighting = sighting
     if isinstance(sighting, Gone):
         return
@@ -194,30 +192,6 @@ def _look(claim: Claim, provider: AnyProvider, facts: evidence.Standing, seen: _
         evidence.sighted_running(claim, facts, sighting.resource.as_of)
     elif isinstance(sighting, Unknown) and sighting.recoverable:
         seen.recovered_before = evidence.recovered_in_vain(claim)
-
-
-def _about(lease: Lease, answer: Any) -> Sighting:
-    """Return the answer as a sighting of the lease's sandbox. Anything else proves nothing and is never guessed at."""
-    if not isinstance(answer, Sighting):
-        raise ProviderError(ErrorKind.PROTOCOL, f"inspect answered {type(answer).__name__}, which is no sighting")
-    if not isinstance(answer, Gone) and answer.resource.resource_id != lease.resource_id:
-        raise ProviderError(ErrorKind.PROTOCOL, "inspect answered about another sandbox")
-    return answer
-
-
-def _creation_of(lease: Lease) -> str:
-    """Return the mark of its creation that the sandbox carries: whatever took it over since recorded the same marks."""
-    marks = Operation.objects.filter(lease=lease).values_list("marks", flat=True).first()
-    return str((marks or {}).get(MARK_OPERATION, ""))
-
-
-def _is_foreign(sighting: Sighting | None, installation: str, creation: str = "") -> bool:
-    """Return whether it is not ours, or not what this lease is about but another creation's of ours."""
-    if sighting is None or isinstance(sighting, Gone):
-        return False
-    if isinstance(sighting, Unknown) and not sighting.resource.name:
-        return False  # the provider did not describe it: that says nothing about whose it is
-    return is_foreign(sighting.resource, installation=installation, creation=creation)
 
 
 def _change(call: Call, seen: _Seen) -> Generator[Call, Any, Sent]:
@@ -231,10 +205,6 @@ def _change(call: Call, seen: _Seen) -> Generator[Call, Any, Sent]:
         return error.kind
     seen.sighting = None
     return ACCEPTED
-
-
-def _inspect(provider: AnyProvider, lease: Lease) -> Call:
-    return Call("inspect", lambda: provider.inspect(lease.resource_id, within=bounds.INSPECT), bounds.INSPECT)
 
 
 def _stop(provider: AnyProvider, lease: Lease) -> Call:

@@ -117,7 +117,9 @@ class Obligation(models.Model):
         Installation, null=True, blank=True, on_delete=models.PROTECT, related_name="obligations"
     )
 
-    verb = models.CharField(max_length=20, choices=Verb.choices, blank=True)
+    verb = models.CharField(
+        max_length=20, choices=Verb.choices, blank=True, help_text="What is demanded, or was when it ended unproven."
+    )
     held_verb = models.CharField(
         max_length=20, choices=Verb.choices, blank=True, help_text="What was demanded before a hold forbade it."
     )
@@ -185,11 +187,19 @@ class Obligation(models.Model):
             ),
             models.CheckConstraint(
                 condition=Q(kind="teardown", verb__in=["stop_only", "stop_or_delete", "delete"])
-                | ~Q(kind="teardown") & Q(verb="", held_verb="", drain_until__isnull=True),
+                # What was demanded when it ended unproven: should it be found alive, that is owed again.
+                | Q(
+                    kind="verify_end",
+                    verb__in=["stop_only", "stop_or_delete", "delete"],
+                    held_verb="",
+                    drain_until__isnull=True,
+                )
+                | ~Q(kind__in=["teardown", "verify_end"]) & Q(verb="", held_verb="", drain_until__isnull=True),
                 name="obligation_verb_is_a_teardowns",
             ),
             models.CheckConstraint(
-                condition=Q(kind="teardown") | Q(absent_since__isnull=True), name="obligation_absence_is_a_teardowns"
+                condition=Q(kind__in=["teardown", "verify_end"]) | Q(absent_since__isnull=True),
+                name="obligation_absence_is_a_teardowns",
             ),
             models.CheckConstraint(
                 condition=Q(requests_served__lte=F("requests")), name="obligation_serves_what_was_requested"

@@ -921,7 +921,56 @@ OPEN = {"closed_at": None, "closed_as": "", "due_at": NOW}
 @refuses(SETTLED, trigger="lease_at_commit")
 def _() -> Any:
     """K-32: what ends without proof ends as unverified, by name, and in no other way."""
-    return _settle("failed", None, closed_as="nothing_owed"), _settle("failed", None, closed_as="unverified")
+
+    def ends(closed_as: str) -> Writes:
+        owed = factories.teardown()
+        search = another(owed, kind="verify_end")
+        return [search, close(owed, closed_as=closed_as), change(owed.lease, state="failed")]
+
+    return ends("nothing_owed"), ends("unverified")
+
+
+@refuses(SETTLED, trigger="history_closed_at_commit")
+def _() -> Any:
+    """What ended without proof owes the search for it until there is a receipt, whoever closes it."""
+
+    def ends(found: str | None) -> Writes:
+        search = factories.given_up()
+        if found:
+            receipt(search.lease, evidence=found)
+        return [close(search)]
+
+    return ends("stopped"), ends("destroyed")
+
+
+@refuses(SETTLED, trigger="lease_at_commit")
+def _() -> Any:
+    """Ended unverified by name is not enough: the proof is owed from then on. An import owes it too."""
+
+    def imported(*, sought: bool) -> Writes:
+        old, search = factories.lease(), factories.given_up()
+        lease_id = uuid4()
+        values = {"id": lease_id, "state": "failed", "outcome": "failed", "released_at": NOW}
+        insert = another(old, **values, resource_id=search.lease.resource_id)
+        owes = another(search, lease_id=lease_id, company_id=old.company_id, account_id=old.account_id, wakes=0)
+        return [insert, owes] if sought else [insert]
+
+    return imported(sought=False), imported(sought=True)
+
+
+@refuses("history_is_of_an_ended_lease", trigger="history_opened_at_commit")
+def _() -> Any:
+    """What is kept has not ended: its disposal is owed, and no proof is looked for. What is over may be asked about."""
+    search, kept = factories.given_up(), factories.stopped()
+    over = factories.teardown()
+    receipt(over.lease)
+    execute([close(over), change(over.lease, state="expired")])
+
+    def of(lease: Lease | None) -> Statement:
+        assert lease is not None
+        return another(search, lease_id=lease.pk, company_id=lease.company_id, account_id=lease.account_id)
+
+    return of(kept), of(over.lease)
 
 
 @refuses(SETTLED, trigger="lease_at_commit")
@@ -1046,7 +1095,8 @@ for _kind in ("extend", "end_lease", "settle_orphan", "dispose", "end_fence", "v
     @refuses(SUBJECT)
     def _(kind: str = _kind) -> Any:
         owed, probe = factories.teardown(), factories.probe()
-        return another(probe, **CLOSED, kind=kind), another(owed, **CLOSED, kind=kind, verb="")
+        verb = {"verb": "delete" if kind == "verify_end" else ""}
+        return another(probe, **CLOSED, kind=kind, **verb), another(owed, **CLOSED, kind=kind, **verb)
 
 
 @refuses(SUBJECT)
@@ -1226,6 +1276,26 @@ def _() -> Any:
     return change(probe, absent_since=NOW), change(row, absent_since=NOW)
 
 
+@refuses("obligation_absence_is_a_teardowns")
+def _() -> Any:
+    """History is looked for twice, too, where one look is not enough."""
+    probe, row = factories.probe(), factories.given_up()
+    return change(probe, absent_since=NOW), change(row, absent_since=NOW)
+
+
+@refuses(VERB)
+def _() -> Any:
+    """History knows what was demanded when it ended unproven, should it be found alive; it drains nothing."""
+    row = factories.given_up()
+    return change(row, verb=""), change(row, verb="stop_only")
+
+
+@refuses(VERB)
+def _() -> Any:
+    row = factories.given_up()
+    return change(row, drain_until=LATER), change(row, absent_since=NOW)
+
+
 @refuses("obligation_serves_what_was_requested")
 def _() -> Any:
     row = factories.teardown(requests=1)
@@ -1298,8 +1368,7 @@ def _() -> Any:
 @refuses("obligation_stays_closed", trigger="obligation_stays_closed")
 def _() -> Any:
     """K-32: what was closed without proof stays so for ever."""
-    row = factories.teardown()
-    execute([close(row, closed_as="unverified"), change(row.lease, state="failed")])
+    row = factories.given_up().lease.obligations.get(kind="teardown")
     open_one = factories.probe()
     return change(row, closed_as="proven"), change(open_one, failures=1)
 
@@ -1949,6 +2018,40 @@ def test_the_end_of_work_wakes_the_teardown_whoever_writes_it(role: str) -> None
         assert unrelated.wakes == 0
 
 
+@pytest.mark.django_db
+@pytest.mark.parametrize("role", ["origin", "replica"])
+@pytest.mark.parametrize(
+    ("verb", "evidence", "epoch", "pays"),
+    [
+        ("delete", "destroyed", 2, True),
+        ("delete", "absent", 2, True),
+        ("delete", "stopped", 2, False),
+        ("stop_only", "stopped", 2, True),
+        ("stop_or_delete", "stopped", 2, True),
+        ("delete", "destroyed", 1, False),
+    ],
+)
+def test_a_receipt_wakes_history_and_spares_it_the_wait_where_it_may_pay(
+    role: str,
+    verb: str,
+    evidence: str,
+    epoch: int,
+    pays: bool,  # noqa: FBT001 - of the table
+) -> None:
+    """Trigger `receipt_wakes_history`."""
+    owed = factories.given_up(factories.lease(epoch=2), verb=verb)
+    other = factories.given_up()
+    committed()
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET LOCAL session_replication_role = {role}")
+        receipt(owed.lease, evidence=evidence, epoch=epoch)
+        owed.refresh_from_db()
+        assert owed.wakes == 1
+        assert (owed.due_at <= factories.database_now()) is pays
+        other.refresh_from_db()
+        assert other.wakes == 0
+
+
 def _end_the_operation(run: Run) -> Writes:
     begun = factories.operation(run_uuid=run.pk)
     return [change(begun, state="resolved", resolved_at=NOW), close(begun.obligations.get(), closed_as="nothing_owed")]
@@ -2252,6 +2355,7 @@ ACTING = {
     "start_calls_end_wakes_teardown": "wakes; test_the_end_of_a_starts_calls_wakes_the_teardown_...",
     "lease_end_wakes_conflicting_recovery": "wakes; test_the_end_of_a_lease_wakes_the_recovery_...",
     "operation_end_wakes_startup": "wakes; test_whatever_may_end_a_startup_wakes_it_...",
+    "receipt_wakes_history": "wakes; test_a_receipt_wakes_history_and_spares_it_the_wait_...",
     "receipt_wakes_startup": "wakes; test_whatever_may_end_a_startup_wakes_it_...",
     "startup_work_end_wakes_startup": "wakes; test_whatever_may_end_a_startup_wakes_it_...",
     "lease_kept_owes_its_disposal": "opens; tests/scenarios/test_retained.py",

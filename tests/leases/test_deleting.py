@@ -47,14 +47,8 @@ def ended(where: Environment | None = None, **values: Any) -> Lease:
 
 def given_up(where: Environment | None = None) -> Lease:
     """A lease whose teardown an operator ended without proof."""
-    with transaction.atomic():
-        owed = factories.teardown(factories.lease(where))
-        lease = owed.lease
-        assert lease is not None
-        lease.state = Lease.State.FAILED
-        lease.save(update_fields=["state"])
-        owed.closed_at, owed.closed_as, owed.due_at = factories.database_now(), Obligation.ClosedAs.UNVERIFIED, None
-        owed.save(update_fields=["closed_at", "closed_as", "due_at"])
+    lease = factories.given_up(factories.lease(where)).lease
+    assert lease is not None
     return lease
 
 
@@ -111,10 +105,10 @@ def test_whatever_is_not_settled_stands_in_the_way() -> None:
     factories.operation(where, state=Operation.State.UNVERIFIED, resolved_at=factories.database_now())
     given_up(where)
     run = factories.run(company)
-    factories.startup(over(company), where.account)
+    factories.startup(over(company))
     history = ended(where)
     Obligation.objects.create(
-        company=company, kind="verify_end", account=where.account, lease=history, due_at=factories.at(60)
+        company=company, kind="verify_end", verb="delete", account=where.account, lease=history, due_at=factories.at(60)
     )
     Hold.objects.create(company=company, issue=factories.issue(company), kind="export", strength="soft", holder="x")
     assert refused(lambda: close(company)) == {
@@ -122,7 +116,7 @@ def test_whatever_is_not_settled_stands_in_the_way() -> None:
         "pending_operation": 1,
         "unverified_operation": 1,
         "unsettled_lease": 3,
-        "open_obligation": 2,
+        "open_obligation": 3,
         "unproven_end": 1,
         "hold": 1,
     }
@@ -243,7 +237,12 @@ def test_what_depends_on_a_credential_stands_in_the_way_unless_it_is_forced(end:
     factories.operation(where, credential_uuid=row.pk)
     history = ended(where, credential_uuid=row.pk)
     Obligation.objects.create(
-        company=row.company, kind="verify_end", account=where.account, lease=history, due_at=factories.at(60)
+        company=row.company,
+        kind="verify_end",
+        verb="delete",
+        account=where.account,
+        lease=history,
+        due_at=factories.at(60),
     )
     found = {"pending_operation": 1, "unsettled_lease": 2, "open_obligation": 1}
     assert refused(lambda: end(row.pk, company_id=row.company_id, **WHY)) == found

@@ -103,9 +103,7 @@ def test_it_tells_the_announcement_and_the_outcome_of_an_attempt() -> None:
 
 
 def test_a_debt_closed_without_proof_is_told_as_bad() -> None:
-    owed = factories.teardown()
-    Lease.objects.filter(pk=owed.lease_id).update(state=Lease.State.FAILED)
-    transitions.close(owed, Obligation.ClosedAs.UNVERIFIED)
+    owed = factories.given_up()
     closed = next(event for event in timeline(owed.lease).events if event.source == Source.CLOSED)
     assert closed.tone == Tone.BAD
 
