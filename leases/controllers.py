@@ -19,8 +19,8 @@ from uuid import UUID
 from django.db import connection, transaction
 from django.db.models.functions import Now
 
-from leases import arguments, audit, bounds, startup
-from leases.errors import ControlRefused, LeaseError, NotFound
+from leases import arguments, audit, bounds, startup, trust
+from leases.errors import ControlRefused, DecisionRefused, LeaseError, NotFound
 from leases.models import Installation, Obligation, Run
 from leases.waking import wake
 
@@ -212,7 +212,7 @@ def of_its_run(controller: Controller | None, run_id: UUID | None, *, error: typ
         raise error("this controller holds another run", code="invalid")
 
 
-def acknowledge_cancellation(run_id: UUID, company_id: UUID, actor: str = "api") -> datetime:
+def acknowledge_cancellation(run_id: UUID, company_id: UUID, actor: str = "api", *, reason: str = "") -> datetime:
     """Take note that the cancelled startups of a run came to their end, and return when that was noted.
 
     Until somebody does, a lease that the run left behind is not touched (S-100): its control plane may not know yet
@@ -222,6 +222,8 @@ def acknowledge_cancellation(run_id: UUID, company_id: UUID, actor: str = "api")
     run_id = arguments.identity(run_id, "run_id")
     company_id = arguments.identity(company_id, "company_id")
     arguments.actor(actor)
+    if reason:
+        arguments.reason(reason, "an acknowledgement")
     with transaction.atomic():
         run = Run.objects.select_for_update(no_key=True).filter(pk=run_id, company_id=company_id).first()
         if run is None:
@@ -229,7 +231,7 @@ def acknowledge_cancellation(run_id: UUID, company_id: UUID, actor: str = "api")
         if startup.is_open(run_id):
             raise ControlRefused("a startup of the run has not come to its end yet", code="startup_open")
         Run.objects.filter(pk=run_id).update(cancel_acknowledged_at=Now())
-        audit.record("run.cancellation_acknowledged", run, company_id=company_id, actor=actor)
+        audit.record("run.cancellation_acknowledged", run, company_id=company_id, actor=actor, reason=reason)
         run.refresh_from_db(fields=["cancel_acknowledged_at"])
     assert run.cancel_acknowledged_at is not None  # noqa: S101 - narrows for the type checker
     return run.cancel_acknowledged_at
@@ -309,10 +311,13 @@ def lapsed() -> list[Lapsed]:
 def settle_lapsed(*, actor: str, reason: str) -> tuple[list[Lapsed], list[Lapsed]]:
     """Interrupt every run whose hold has lapsed, on a person's word. Returns those interrupted, and those left.
 
-    Left are runs that somebody has locked at this moment, or that were renewed meanwhile; ask again.
+    Left are runs that somebody has locked at this moment, or that were renewed meanwhile; ask again. Raises
+    `DecisionRefused` while this database is observing: what it does not know of may have renewed.
     """
     arguments.actor(actor)
     arguments.reason(reason, "settling lapsed controllers")
+    if trust.is_observing():
+        raise DecisionRefused("this database may be a restored or copied one: say which first", code="observing")
     done: list[Lapsed] = []
     left: list[Lapsed] = []
     for one in lapsed():
