@@ -2345,6 +2345,7 @@ def test_a_company_that_is_opened_again_wakes_what_waited_for_that(role: str) ->
 
 
 ACTING = {
+    "obligation_of_lane_makes_it": "makes; tests/cleanup/test_lane.py::test_the_first_row_of_it_makes_...",
     "credential_made_wakes_who_waits": "wakes; test_a_credential_that_is_made_or_deleted_wakes_...",
     "credential_deleted_wakes_who_waits": "wakes; test_a_credential_that_is_made_or_deleted_wakes_...",
     "credential_written_wakes_who_waits": "wakes; test_a_write_to_a_credential_wakes_what_waits_for_it_...",
