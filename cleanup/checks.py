@@ -1,11 +1,16 @@
-"""Settings that would make the engine unsafe are refused before anything starts."""
+"""Settings that would make the engine unsafe are refused before anything starts; doubts about the database are told."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, connection
 
 from cleanup.backoff import PROTECTION, RENEW_EVERY
-from leases import bounds
+from leases import bounds, trust
 
 
 def require_protection_to_exceed_calls() -> None:
@@ -20,3 +25,41 @@ def require_protection_to_exceed_calls() -> None:
             f"PAPERCLIP_PROTECTION_SECONDS is {PROTECTION:.0f}; with PAPERCLIP_CALL_SECONDS at "
             f"{bounds.LONGEST_CALL:.0f} it must be at least {needed:.0f}."
         )
+
+
+@checks.register(checks.Tags.database)
+def tell_of_the_database(databases: Sequence[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
+    """Warn where this database observes, or where not all may be asked that tells a copy.
+
+    By `manage.py check --database default`, and before each `migrate`.
+    """
+    if not databases or "default" not in databases:
+        return []
+    try:
+        if "leases_installation" not in connection.introspection.table_names():
+            return []  # before the first `migrate`
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT has_function_privilege('pg_control_system()', 'EXECUTE'),"
+                " EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = 'leases_installation'::regclass"
+                " AND attname = 'observing_why')"
+            )
+            may_ask, is_migrated = cursor.fetchone()
+        if not is_migrated:
+            return []
+        standing = trust.read()
+    except DatabaseError as error:
+        return [checks.Warning(f"The database could not be asked: {type(error).__name__}.", id="paperclip.W001")]
+    found: list[checks.CheckMessage] = []
+    if standing.observing_since is not None:
+        found.append(checks.Warning(trust.sentence(standing.why, standing.observing_since), id="paperclip.W002"))
+    if not may_ask:
+        found.append(
+            checks.Warning(
+                "The role may not ask for the server's system identifier, so a copy of this database in another server "
+                "is told by its position and its oid alone.",
+                hint="GRANT EXECUTE ON FUNCTION pg_control_system() TO the role of DATABASE_URL (and that of the beat).",
+                id="paperclip.W003",
+            )
+        )
+    return found

@@ -117,7 +117,7 @@ def is_cleared() -> bool:
         return True
     if connection.in_atomic_block:
         return False  # a verdict is not a part of anybody's transaction
-    verdict = pronounce(_on_django, keeps=False)
+    verdict = pronounce(on_django, keeps=False)
     if isinstance(verdict, Unclear):
         return False
     _JUDGED_CONNECTIONS.add(server)
@@ -132,7 +132,7 @@ def forget() -> None:
     _JUDGED_CONNECTIONS.clear()
 
 
-def _on_django(statement: str, values: Mapping[str, Any]) -> tuple[Any, ...] | None:
+def on_django(statement: str, values: Mapping[str, Any]) -> tuple[Any, ...] | None:
     with connection.cursor() as cursor:
         cursor.execute(statement, values)
         return cursor.fetchone() if cursor.description else None
@@ -218,7 +218,7 @@ def _write(execute: Execute, facts: Facts, verdict: Verdict) -> None:
         case Observe(why=why, mark_at=mark_at):
             execute(_OBSERVED, values | {"why": why.value, "mark_at": mark_at})
             execute(_SEEN, values)
-            log.error(TOLD, trust.observing_label(why))
+            log.error("%s", trust.sentence(why.value, None))
         case Unclear():
             log.error(
                 "this process cannot tell whether the database is a restored or copied one: no high-water mark is in "
@@ -226,12 +226,6 @@ def _write(execute: Execute, facts: Facts, verdict: Verdict) -> None:
             )
         case Same():
             pass
-
-
-TOLD = (
-    "OBSERVING: %s. Nothing of before is stopped, destroyed, started or extended until a person says what this "
-    "database is: manage.py trust_database"
-)
 
 
 # The mark

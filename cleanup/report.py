@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db import connection
 
-from leases import holds, proof
+from leases import holds, proof, trust
 from leases.models import Obligation
 from leases.ownership import SHOWN, Ownership, next_due, ownership
 from leases.snapshot import snapshot
@@ -75,6 +75,8 @@ class Report:
     """Obligations that an operator ended and that nothing proved since: the debt that stays visible."""
     debts: tuple[dict[str, Any], ...]
     """The newest of these."""
+    trust: dict[str, Any]
+    """Whether this database observes, since when and why: then most of what is owed waits for a person's word."""
     ownership: Ownership
     """Whose each sandbox is, what keeps it until when, and what that costs."""
 
@@ -131,9 +133,16 @@ def owed(*, shown: int | None = SHOWN) -> Report:
         for kind in _SETTLED:  # a look at one of these is no event: what it leads to is
             if kind in rows:
                 rows[kind] = replace(rows[kind], next_due=next_due(kind))
+        standing = trust.read()
+        trusted = {
+            "observing": standing.is_observing,
+            "since": standing.observing_since,
+            "why": standing.why,
+            "mark_at": standing.mark_at,
+        }
         kept = ownership(shown=shown)
     kinds = tuple(rows.get(kind, KindReport(kind)) for kind in Obligation.Kind.values)
-    return Report(at, kinds, blocked, unverified, debts, kept)
+    return Report(at, kinds, blocked, unverified, debts, trusted, kept)
 
 
 _SETTLED = (Obligation.Kind.DISPOSE, Obligation.Kind.SETTLE_ORPHAN)

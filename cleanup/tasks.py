@@ -6,23 +6,28 @@ have a `due_at` behind them, so deleting every message delays nothing beyond tha
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import Any
 from uuid import UUID
 
 from celery import Task, shared_task
-from celery.signals import worker_shutting_down
+from celery.signals import worker_ready, worker_shutting_down
+from django.db import connection
 from django.db.models.functions import Now
 
-from cleanup import engine
+from cleanup import engine, judging
 from cleanup import inventory as inventories
 from cleanup.claims import LANE, Claim, Selection, lane_of
 from cleanup.dispositions import CONTENDED, CONTENDED_DELAY
 from leases import audit, leaks
+from leases.connections import LOST
 from leases.models import Attempt, Obligation
 from leases.signals import lease_draining
 from leases.waking import wake
+
+log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 60.0
 """How long one sweep claims before it hands on."""
@@ -47,6 +52,17 @@ _stopping = threading.Event()
 def _stop_claiming(**_: Any) -> None:
     """On TERM: sweeps in this process (the worker's pool is threads) hand back what they have not sent, and end."""
     _stopping.set()
+
+
+@worker_ready.connect
+def _judge_the_database(**_: Any) -> None:
+    """At its start a worker says whether the database is to be trusted. A task finds it out for itself all the same."""
+    try:
+        judging.is_cleared()
+    except LOST as error:
+        log.warning("the database does not serve this worker yet: %s", type(error).__name__)
+    finally:
+        connection.close()
 
 
 @shared_task(ignore_result=True)

@@ -23,7 +23,7 @@ class Mark:
     """How far a database had been written. `position` is in bytes of write-ahead log; `at` by the database's clock."""
 
     generation: int
-    """How often a person had said that the database is to be trusted: what is older than the last time is void."""
+    """When a person had last said to trust the database, in seconds since 1970: a mark of before that is void."""
     identity: str
     """`SYSTEM/DATABASE`: the server's system identifier and the database's oid."""
     timeline: int

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from leases import audit, bounds, deadlines, startup
@@ -45,6 +46,10 @@ TABLE: tuple[tuple[str, str, str], ...] = (
     ("failed", "pending_cleanup", "reopen_history"),
     ("released", "pending_cleanup", "dispose"),
     ("retained", "pending_cleanup", "dispose"),
+    ("active", "failed", "disown"),
+    ("pending_cleanup", "failed", "disown"),
+    ("released", "failed", "disown"),
+    ("retained", "failed", "disown"),
     ("expired", "pending_cleanup", "owe_again"),
     ("failed", "pending_cleanup", "owe_again"),
 )
@@ -510,6 +515,43 @@ def end_unverified(operation: Operation, obligation: Obligation, *, actor: str, 
         obligation=obligation.pk,
         quiet=obligation.quiet,
     )
+
+
+# What ends in a clone because it is the original's (`cleanup.trusting`). Nothing is proven, and nothing is owed here.
+
+
+def disown(lease: Lease, *, actor: str, reason: str) -> None:
+    """Any state of a lease that is not over -> failed: its sandbox is the original's. The lease is locked.
+
+    All that it owes is closed as `disowned`, whoever is at work on it.
+    """
+    _require(lease, State.ACTIVE, State.PENDING_CLEANUP, State.RELEASED, State.RETAINED)
+    before = lease.state
+    if before == State.ACTIVE:
+        lease.outcome, lease.released_at = Lease.Outcome.FAILED, Now()
+    if before != State.PENDING_CLEANUP:
+        _owe_teardown(lease, Demand(Obligation.Verb.STOP_ONLY), due_at=None)
+    lease.state, lease.reason, lease.kept_until = State.FAILED, "cloned", None
+    lease.save(update_fields=["state", "outcome", "reason", "released_at", "kept_until"])
+    close_disowned(Obligation.objects.filter(lease=lease))
+    _resolve(lease)
+    audit.record("lease.disowned", lease, company_id=lease.company_id, actor=actor, reason=reason, state_before=before)
+
+
+def disown_operation(operation: Operation, *, actor: str, reason: str) -> None:
+    """Pending -> resolved: what a locked creation or start brought forth is the original's."""
+    Operation.objects.filter(pk=operation.pk).update(state=Operation.State.RESOLVED, resolved_at=Now())
+    close_disowned(Obligation.objects.filter(operation=operation))
+    audit.record("operation.disowned", operation, company_id=operation.company_id, actor=actor, reason=reason)
+
+
+def close_disowned(obligations: QuerySet[Obligation]) -> int:
+    """Lock and close what is open of these; returns how many. An attempt at one has lost its row."""
+    rows = list(obligations.filter(closed_at__isnull=True).order_by("pk").select_for_update(no_key=True, of=("self",)))
+    for row in rows:
+        _end_attempt(row, Attempt.Outcome.SUPERSEDED)
+        close(row, Obligation.ClosedAs.DISOWNED)
+    return len(rows)
 
 
 def close_unverified(obligation: Obligation) -> None:

@@ -104,6 +104,15 @@ def observing_label(why: str) -> str:
     return str(Installation.Observing(why).label) if why else "its server was started anew, and is still to be judged"
 
 
+def sentence(why: str, since: datetime | None) -> str:
+    """Return what everybody is told while this database observes."""
+    told = f" since {since:%Y-%m-%d %H:%M:%S} UTC" if since else ""
+    return (
+        f"OBSERVING{told}: {observing_label(why)}. Nothing of before is stopped, destroyed, started or extended until "
+        "a person says what this database is: manage.py trust_database"
+    )
+
+
 def _read(locking: str) -> Trust:
     with connection.cursor() as cursor:
         cursor.execute(_READ + locking)

@@ -20,8 +20,32 @@ from leases.models import Company, Installation, Issue, Obligation, Run
 
 @admin.register(Installation)
 class InstallationAdmin(ViewOnly[Installation]):
-    list_display = ("id",)
+    list_display = ("id", "mark", "trusted")
     search_fields = ("id",)
+    fieldsets = (
+        (None, {"fields": ("id", "mark", "trusted", "observing_since", "observed_mark_at")}),
+        ("Time", {"fields": ("gap_ended_at", "calm_until", "hinted_until")}),
+        (
+            "High-water mark",
+            {
+                "fields": (
+                    "watermark_at",
+                    "watermark_position",
+                    "watermark_timeline",
+                    "watermark_identity",
+                    "watermark_generation",
+                    "watermark_outside",
+                    "judged_server",
+                )
+            },
+        ),
+    )
+
+    @admin.display(description="trusted")
+    def trusted(self, installation: Installation) -> SafeString:
+        if installation.observing_since is not None:
+            return badge(f"observing: {installation.get_observing_why_display()}", "bad")
+        return badge("trusted", "good")
 
 
 @admin.register(Company)

@@ -13,11 +13,11 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="installation",
             name="watermark_generation",
-            field=models.PositiveIntegerField(
+            field=models.PositiveBigIntegerField(
                 db_default=0,
                 default=0,
                 editable=False,
-                help_text="How often a person said that this database is to be trusted.",
+                help_text="When a person last said to trust this database, in seconds since 1970; 0: never.",
             ),
         ),
         migrations.AddField(

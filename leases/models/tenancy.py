@@ -39,11 +39,11 @@ class Installation(models.Model):
         null=True, blank=True, help_text="Until then no hold lapses and no inventory deletes (after a failover)."
     )
 
-    watermark_generation = models.PositiveIntegerField(
+    watermark_generation = models.PositiveBigIntegerField(
         default=0,
         db_default=0,
         editable=False,
-        help_text="How often a person said that this database is to be trusted.",
+        help_text="When a person last said to trust this database, in seconds since 1970; 0: never.",
     )
     watermark_identity = models.CharField(
         max_length=60,

@@ -12,6 +12,7 @@ from django.core.management.base import BaseCommand
 from django.core.serializers.json import DjangoJSONEncoder
 
 from cleanup import report
+from leases import trust
 from leases.holds import FOREVER
 from leases.models import Obligation
 from leases.ownership import SHOWN, Because, Cost, Group, Ownership, Sandbox
@@ -40,6 +41,8 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps(owed.as_json(), cls=DjangoJSONEncoder, indent=2))
             return
+        if owed.trust["observing"]:
+            self.stdout.write(trust.sentence(owed.trust["why"], owed.trust["since"]))
         self._obligations(owed)
         self._sandboxes(owed.ownership, named=listed is not None)
         if not any(k.open for k in owed.kinds):
