@@ -58,7 +58,7 @@ def tell_of_the_database(databases: Sequence[str] | None = None, **_: Any) -> li
             checks.Warning(
                 "The role may not ask for the server's system identifier, so a copy of this database in another server "
                 "is told by its position and its oid alone.",
-                hint="GRANT EXECUTE ON FUNCTION pg_control_system() TO the role of DATABASE_URL (and that of the beat).",
+                hint="GRANT EXECUTE ON FUNCTION pg_control_system() TO the role of DATABASE_URL (and the beat's).",
                 id="paperclip.W003",
             )
         )

@@ -58,6 +58,7 @@ def _throw_away() -> Iterator[Mapping[str, str]]:
             **os.environ,
             **served.addresses,
             "DJANGO_SETTINGS_MODULE": "paperclip_env.settings",
+            "PAPERCLIP_STATE_DIR": str(state.root / "state"),
             "SECRET_KEY": secrets.token_urlsafe(48),
             "PLAIN_HTTP": "1",
             "STATIC_ROOT": str(static),

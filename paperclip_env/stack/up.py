@@ -108,6 +108,7 @@ def _environment(local: Path, addresses: Mapping[str, str]) -> dict[str, str]:
         **{name: value for name, value in os.environ.items() if value},
         **addresses,
         "STATIC_ROOT": str(local / "static"),
+        "PAPERCLIP_STATE_DIR": os.environ.get("PAPERCLIP_STATE_DIR") or str(local / "state"),
         "DJANGO_SETTINGS_MODULE": "paperclip_env.settings",
         "PYTHONUNBUFFERED": "1",
     }
