@@ -217,8 +217,8 @@ def test_an_engine_that_cannot_tell_does_nothing(rehearsal: Rehearsal) -> None:
 def test_an_emptied_broker_changes_nothing(rehearsal: Rehearsal) -> None:
     """K-36. The server that was judged is the one that answers, so there is nothing to ask outside."""
     before, mark = released(rehearsal), Installation.current().mark
-    Installation.objects.update(watermark_outside=True)
     assert judging.is_cleared()
+    Installation.objects.update(watermark_outside=True)
     with redis.Redis.from_url(broker_url()) as broker:
         broker.flushdb()
     assert outside.in_broker(mark) is None
