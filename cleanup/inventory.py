@@ -29,7 +29,7 @@ from providers.contract import ErrorKind, ProviderError, Resource, redact, usabl
 
 Verdict = InventoryFinding.Verdict
 Resolution = InventoryFinding.Resolution
-State = InventoryListing.State
+Outcome = InventoryListing.Outcome
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Report:
     identity: Identity
     account: ProviderAccount
     began_at: datetime
-    state: InventoryListing.State
+    outcome: InventoryListing.Outcome
     problem: str = ""
     counts: Counter[str] = field(default_factory=Counter)
     findings: list[InventoryFinding] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Report:
 
     @property
     def is_complete(self) -> bool:
-        return self.state == State.COMPLETE
+        return self.outcome == Outcome.COMPLETE
 
     @property
     def leaks(self) -> list[InventoryFinding]:
@@ -114,12 +114,12 @@ def take(identity: Identity, *, dry_run: bool = False) -> Report:
         try:
             resources = _listed(account, identity)
         except (ProviderError, DecisionRefused) as error:
-            report = Report(identity, account, began_at, State.FAILED, problem=redact(error))
+            report = Report(identity, account, began_at, Outcome.FAILED, problem=redact(error))
             continue
         except Exception as error:  # an adapter's fault must not keep the other accounts from being looked at
             log.exception("the adapter of %s raised outside its contract", identity.provider)
             problem = f"the adapter raised outside its contract: {type(error).__name__}"
-            report = Report(identity, account, began_at, State.FAILED, problem=problem)
+            report = Report(identity, account, began_at, Outcome.FAILED, problem=problem)
             continue
         return _compared(identity, account, began_at, resources, dry_run=dry_run)
     if report is None:
@@ -197,11 +197,11 @@ def _compared(
     One at a time for each identity (an advisory lock), and in the order in which the listings began: one that is
     overtaken changes nothing, so that no older view undoes a newer one.
     """
-    report = Report(identity, account, began_at, State.COMPLETE)
+    report = Report(identity, account, began_at, Outcome.COMPLETE)
     with transaction.atomic():
         _one_at_a_time(identity)
         if _is_overtaken(identity, began_at):
-            report.state = State.OVERTAKEN
+            report.outcome = Outcome.OVERTAKEN
             report.findings = list(_open_findings(identity))
         else:
             judgements = _judged(resources, identity)
@@ -226,7 +226,7 @@ def _one_at_a_time(identity: Identity) -> None:
 
 def _is_overtaken(identity: Identity, began_at: datetime) -> bool:
     return InventoryListing.objects.filter(
-        provider=identity.provider, account_identity=identity.name, state=State.COMPLETE, began_at__gte=began_at
+        provider=identity.provider, account_identity=identity.name, outcome=Outcome.COMPLETE, began_at__gte=began_at
     ).exists()
 
 
@@ -366,7 +366,7 @@ def _write_listing(report: Report) -> InventoryListing:
         account=report.account,
         provider=report.identity.provider,
         account_identity=report.identity.name,
-        state=report.state,
+        outcome=report.outcome,
         problem=report.problem,
         began_at=report.began_at,
         **{name: report.counts[name] for name in names},
@@ -379,7 +379,7 @@ def _write_listing(report: Report) -> InventoryListing:
 def log_of(reports: Sequence[Report], destroyed: Destroyed) -> None:
     """Say in the log what came of a run that nobody watches."""
     for report in reports:
-        if report.state == State.FAILED:
+        if report.outcome == Outcome.FAILED:
             log.warning("inventory: %s not listed: %s", report.account, report.problem)
         elif report.leaks:
             log.warning("inventory: %d confirmed leaks at %s", len(report.leaks), report.account)
@@ -416,7 +416,7 @@ def _account_as_json(report: Report) -> dict[str, Any]:
         "accounts": [account.name for account in report.identity.accounts],
         "provider": report.identity.provider,
         "identity": report.identity.name,
-        "state": str(report.state),
+        "outcome": str(report.outcome),
         "problem": report.problem,
         "began_at": report.began_at.isoformat(),
         "counts": {name: report.counts[name] for name in sorted(report.counts)},

@@ -171,7 +171,7 @@ class Migration(migrations.Migration):
                 ("provider", models.CharField(max_length=50)),
                 ("account_identity", models.CharField(max_length=500)),
                 (
-                    "state",
+                    "outcome",
                     models.CharField(
                         choices=[
                             ("complete", "Complete"),
@@ -212,9 +212,9 @@ class Migration(migrations.Migration):
                 "constraints": [
                     models.CheckConstraint(
                         condition=models.Q(
-                            models.Q(("problem", ""), ("state", "complete")),
-                            models.Q(("problem", ""), ("state", "overtaken")),
-                            models.Q(("state", "failed"), models.Q(("problem", ""), _negated=True)),
+                            models.Q(("outcome", "complete"), ("problem", "")),
+                            models.Q(("outcome", "overtaken"), ("problem", "")),
+                            models.Q(("outcome", "failed"), models.Q(("problem", ""), _negated=True)),
                             _connector="OR",
                         ),
                         name="listing_failed_says_why",

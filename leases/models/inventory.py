@@ -23,7 +23,7 @@ class InventoryListing(models.Model):
     Two accounts that attest the same identity are one at the provider: what is found belongs to the identity.
     """
 
-    class State(models.TextChoices):
+    class Outcome(models.TextChoices):
         COMPLETE = "complete"
         FAILED = "failed", "failed: it changed nothing"
         OVERTAKEN = "overtaken", "overtaken: one that began later was complete first"
@@ -32,7 +32,7 @@ class InventoryListing(models.Model):
     account = models.ForeignKey(ProviderAccount, on_delete=models.PROTECT, related_name="listings")
     provider = models.CharField(max_length=50)
     account_identity = models.CharField(max_length=500)
-    state = models.CharField(max_length=10, choices=State.choices)
+    outcome = models.CharField(max_length=10, choices=Outcome.choices)
     problem = models.CharField(max_length=300, blank=True, help_text="Why it failed.")
     began_at = models.DateTimeField()
     ended_at = models.DateTimeField(db_default=Now(), editable=False)
@@ -47,9 +47,9 @@ class InventoryListing(models.Model):
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=Q(state="complete", problem="")
-                | Q(state="overtaken", problem="")
-                | Q(state="failed") & ~Q(problem=""),
+                condition=Q(outcome="complete", problem="")
+                | Q(outcome="overtaken", problem="")
+                | Q(outcome="failed") & ~Q(problem=""),
                 name="listing_failed_says_why",
             ),
         ]
@@ -58,7 +58,7 @@ class InventoryListing(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"listing #{self.pk} of {self.provider} ({self.state})"
+        return f"listing #{self.pk} of {self.provider} ({self.outcome})"
 
 
 class InventoryFinding(models.Model):

@@ -287,7 +287,7 @@ def test_a_listing_that_is_not_complete_advances_and_resolves_nothing(
     before = snapshot()
     fault(monkeypatch, used)
     report = take(used)
-    assert report.state == InventoryListing.State.FAILED
+    assert report.outcome == InventoryListing.Outcome.FAILED
     assert report.problem
     after = snapshot()
     assert {table for table in after if after[table] != before[table]} == {"leases_inventorylisting"}
@@ -305,7 +305,7 @@ def test_an_older_view_undoes_no_newer_one(used: Rehearsal) -> None:
     assert findings(take(used)) == {lease.resource_id: "settled"}
     used.world.boxes.clear()
     gate.open()
-    assert slow.result().state == InventoryListing.State.OVERTAKEN
+    assert slow.result().outcome == InventoryListing.Outcome.OVERTAKEN
     assert InventoryFinding.objects.get().is_open
 
 

@@ -1819,7 +1819,7 @@ def _listing(**values: Any) -> InventoryListing:
             "account": account,
             "provider": account.provider,
             "account_identity": account.attested_identity,
-            "state": "complete",
+            "outcome": "complete",
             "began_at": factories.at(0),
             **values,
         }
@@ -1851,7 +1851,7 @@ CONFIRMED = sql.SQL("first_seen_at + interval '15 min'")
 @refuses("listing_failed_says_why")
 def _() -> Any:
     row = _listing()
-    return change(row, state="failed"), change(row, state="failed", problem="timeout")
+    return change(row, outcome="failed"), change(row, outcome="failed", problem="timeout")
 
 
 @refuses("finding_verdict_is_known")

@@ -70,7 +70,7 @@ class Command(BaseCommand):
         self._say(reports, destroyed, options)
         if interrupted:
             sys.exit(130)
-        if inventory.left(reports) or any(report.state == inventory.State.FAILED for report in reports):
+        if inventory.left(reports) or any(report.outcome == inventory.Outcome.FAILED for report in reports):
             sys.exit(1)
 
     def _destroy(self, reports: list[Report], destroyed: Destroyed, options: dict[str, Any]) -> bool:
@@ -114,7 +114,7 @@ class Command(BaseCommand):
         names = ", ".join(account.name for account in report.identity.accounts)
         head = f"{names} ({report.identity.provider})"
         if not report.is_complete:
-            why = report.problem or report.state.label
+            why = report.problem or report.outcome.label
             self.stdout.write(f"{head}: NOT LISTED: {why}. Nothing follows from it.")
             return
         told = ", ".join(f"{report.counts[name]} {name}" for name in _TOLD if report.counts[name]) or "nothing"
