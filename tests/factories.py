@@ -19,6 +19,8 @@ from leases.models import (
     Company,
     Environment,
     Hold,
+    InventoryFinding,
+    InventoryListing,
     Issue,
     Lease,
     Obligation,
@@ -27,6 +29,7 @@ from leases.models import (
     Receipt,
     Run,
 )
+from leases.models.inventory import GRACE
 
 _number = count(1)
 
@@ -311,6 +314,41 @@ def attempt(obligation: Obligation, **values: Any) -> Attempt:
             "worker": "test",
             "finished_at": database_now(),
             "outcome": Attempt.Outcome.FAILED,
+            **values,
+        }
+    )
+
+
+def listing(account_: ProviderAccount | None = None, **values: Any) -> InventoryListing:
+    """Write a complete listing of an account."""
+    where = account_ or account()
+    return InventoryListing.objects.create(
+        **{
+            "account": where,
+            "provider": where.provider,
+            "account_identity": where.attested_identity,
+            "outcome": InventoryListing.Outcome.COMPLETE,
+            "began_at": at(0),
+            **values,
+        }
+    )
+
+
+def finding(lease_: Lease | None = None, **values: Any) -> InventoryFinding:
+    """Write that a lease's sandbox leaks: seen by two listings that are far enough apart, and not confirmed yet."""
+    of = lease_ or lease()
+    return InventoryFinding.objects.create(
+        **{
+            "company_id": of.company_id,
+            "account": of.account,
+            "provider": of.provider,
+            "account_identity": of.account_identity,
+            "resource_id": of.resource_id,
+            "verdict": InventoryFinding.Verdict.SETTLED,
+            "lease": of,
+            "first_seen_at": at(-GRACE.total_seconds() - 60),
+            "last_seen_at": at(0),
+            "sightings": 2,
             **values,
         }
     )

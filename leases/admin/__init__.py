@@ -7,9 +7,9 @@ its provider's schema is refused in the form. Nothing is ever deleted in bulk.
 
 from django.contrib import admin
 
-from leases.admin import accounts, audit, environments, journal, lease, obligations, receipts, tenancy
+from leases.admin import accounts, audit, environments, inventory, journal, lease, obligations, receipts, tenancy
 
-__all__ = ["accounts", "audit", "environments", "journal", "lease", "obligations", "receipts", "tenancy"]
+__all__ = ["accounts", "audit", "environments", "inventory", "journal", "lease", "obligations", "receipts", "tenancy"]
 
 admin.site.disable_action("delete_selected")
 admin.site.site_header = admin.site.site_title = "paperclip_env"

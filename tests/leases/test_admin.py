@@ -33,6 +33,8 @@ from leases.models import (
     Credential,
     Environment,
     Installation,
+    InventoryFinding,
+    InventoryListing,
     Issue,
     Lease,
     Obligation,
@@ -132,6 +134,8 @@ MAKERS: dict[type[Model], Callable[[], Model]] = {
     Credential: _credential,
     Environment: factories.environment,
     Installation: Installation.current,
+    InventoryFinding: factories.finding,
+    InventoryListing: factories.listing,
     Issue: factories.issue,
     Lease: lambda: factories.teardown().lease,
     Obligation: _obligations,
@@ -238,7 +242,8 @@ def test_every_row_has_a_page(olga: Client, model: type[Model]) -> None:
 
 def test_what_the_system_writes_is_view_only() -> None:
     assert {
-        Lease, Attempt, Receipt, Obligation, Operation, BridgeActivity, ActivityEntry, Installation
+        Lease, Attempt, Receipt, Obligation, Operation, BridgeActivity, ActivityEntry, Installation,
+        InventoryFinding, InventoryListing,
     } == set(VIEW_ONLY)  # fmt: skip
 
 

@@ -13,9 +13,10 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+import leases
 from leases.admin.decisions import DECISIONS, Adopt, Decision, Recheck, SettleUnverified
 from leases.errors import AcquireUncertain
-from leases.models import ActivityEntry, Lease, Obligation, Operation, Run
+from leases.models import ActivityEntry, InventoryFinding, Lease, Obligation, Operation, Run
 from providers.contract import ErrorKind
 from tests import factories
 from tests.concurrency import together
@@ -337,3 +338,58 @@ def test_a_page_costs_as_many_statements_for_many_rows_as_for_one(olga: Client) 
     assert Obligation.objects.filter(operation__source=lease, closed_as="unverified").count() == 6
     assert statements(lease) == one
     assert Run.objects.count() == 1
+
+
+# What an inventory found
+
+
+def _leak() -> InventoryFinding:
+    lease = factories.lease()
+    return factories.finding(lease, confirmed_at=factories.at(0), resource_id=SCRIPT)
+
+
+def _destroy(row: InventoryFinding) -> str:
+    return reverse("admin:leases_inventoryfinding_destroy", args=[row.pk])
+
+
+def test_destroying_a_leak_has_a_permission_of_its_own(transactional_db: None) -> None:
+    row = _leak()
+    assert _browser("view_inventoryfinding", "change_obligation").get(_destroy(row)).status_code == 403
+    assert _browser("destroy_leak", "view_inventoryfinding").get(_destroy(row)).status_code == 200
+
+
+def test_a_leak_is_shown_with_what_is_known_and_nothing_happens_without_a_reason(olga: Client) -> None:
+    row = _leak()
+    assert _destroy(row) in _text(olga.get(_page(row)))
+    before = snapshot()
+    for response in (olga.get(_destroy(row)), olga.post(_destroy(row), {"reason": ""})):
+        assert response.status_code == 200
+        assert "&lt;script&gt;" in _text(response)
+        assert SCRIPT not in _text(response)
+    assert snapshot() == before
+
+
+def test_a_finding_that_does_not_count_yet_is_offered_to_nobody(olga: Client) -> None:
+    row = factories.finding()
+    assert _destroy(row) not in _text(olga.get(_page(row)))
+    response = olga.post(_destroy(row), {"reason": "hurry"}, follow=True)
+    assert "Not confirmed yet" in _text(response)
+    assert olga.get(reverse("admin:leases_inventoryfinding_destroy", args=[10**9])).status_code == 404
+
+
+def test_a_leak_is_adopted_and_destroyed_and_a_second_click_is_told(olga: Client, rehearsal: Rehearsal) -> None:
+    lease = leases.release(acquired(rehearsal).pk)
+    box = rehearsal.world.of(lease.resource_id)
+    sweep(rehearsal)
+    rehearsal.world.boxes[lease.resource_id] = box
+    Operation.objects.update(created_at=factories.at(-3600))
+    marks = {name: value for name, value in box.resource.marks.items() if name.startswith("paperclip-env.")}
+    row = factories.finding(lease, confirmed_at=factories.at(0), marks=marks)
+    response = olga.post(_destroy(row), {"reason": "found by the inventory"}, follow=True)
+    assert "owes its teardown" in _text(response)
+    row.refresh_from_db()
+    assert (state(lease), row.obligation) == ("pending_cleanup", owed(lease))
+    assert ActivityEntry.objects.get(action="inventory.owned").actor == "olga"
+    assert "owns it already" in _text(olga.post(_destroy(row), {"reason": "again"}, follow=True))
+    sweep(rehearsal)
+    assert lease.resource_id not in rehearsal.world.boxes

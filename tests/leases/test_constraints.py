@@ -28,15 +28,12 @@ from leases.models import (
     Credential,
     Hold,
     Installation,
-    InventoryFinding,
-    InventoryListing,
     Lease,
     Obligation,
     Operation,
     Receipt,
     Run,
 )
-from leases.models.inventory import GRACE
 from tests import factories
 from tests.concurrency import elsewhere
 
@@ -1812,114 +1809,81 @@ def _() -> Any:
 # Inventories
 
 
-def _listing(**values: Any) -> InventoryListing:
-    account = factories.account()
-    return InventoryListing.objects.create(
-        **{
-            "account": account,
-            "provider": account.provider,
-            "account_identity": account.attested_identity,
-            "outcome": "complete",
-            "began_at": factories.at(0),
-            **values,
-        }
-    )
-
-
-def _finding(lease: Lease | None = None, **values: Any) -> InventoryFinding:
-    of = lease or factories.lease()
-    return InventoryFinding.objects.create(
-        **{
-            "company_id": of.company_id,
-            "account": of.account,
-            "provider": of.provider,
-            "account_identity": of.account_identity,
-            "resource_id": of.resource_id,
-            "verdict": "settled",
-            "lease": of,
-            "first_seen_at": factories.at(-GRACE.total_seconds() - 60),
-            "last_seen_at": factories.at(0),
-            "sightings": 2,
-            **values,
-        }
-    )
-
-
 CONFIRMED = sql.SQL("first_seen_at + interval '15 min'")
 
 
 @refuses("listing_failed_says_why")
 def _() -> Any:
-    row = _listing()
+    row = factories.listing()
     return change(row, outcome="failed"), change(row, outcome="failed", problem="timeout")
 
 
 @refuses("finding_verdict_is_known")
 def _() -> Any:
-    row = _finding()
+    row = factories.finding()
     return change(row, verdict="leak"), change(row, verdict="missing")
 
 
 @refuses("finding_names_the_lease_it_is_about")
 def _() -> Any:
-    row = _finding()
+    row = factories.finding()
     return change(row, lease_id=None), change(row, lease_id=None, verdict="unknown")
 
 
 @refuses("finding_of_a_lease_names_its_company")
 def _() -> Any:
-    row = _finding()
+    row = factories.finding()
     return change(row, company_id=None), change(row, company_id=None, lease_id=None, verdict="unknown")
 
 
 @refuses("finding_is_confirmed_after_its_grace")
 def _() -> Any:
-    row = _finding()
+    row = factories.finding()
     early = sql.SQL("first_seen_at + interval '14 min 59 s'")
     return change(row, confirmed_at=early), change(row, confirmed_at=CONFIRMED)
 
 
 @refuses("finding_is_confirmed_after_its_grace")
 def _() -> Any:
-    row = _finding(sightings=1)
+    row = factories.finding(sightings=1)
     return change(row, confirmed_at=CONFIRMED), change(row, confirmed_at=CONFIRMED, sightings=2)
 
 
 @refuses("finding_is_owned_once_confirmed")
 def _() -> Any:
     owed = factories.teardown()
-    row = _finding(owed.lease)
+    row = factories.finding(owed.lease)
     return change(row, obligation_id=owed.pk), change(row, obligation_id=owed.pk, confirmed_at=CONFIRMED)
 
 
 @refuses("finding_resolves_as_something")
 def _() -> Any:
-    row = _finding()
+    row = factories.finding()
     return change(row, resolved_at=NOW), change(row, resolved_at=NOW, resolution="known")
 
 
 @refuses("finding_is_the_only_open_one_of_its_sandbox")
 def _() -> Any:
-    row = _finding()
+    row = factories.finding()
     return another(row), another(row, resolved_at=NOW, resolution="known")
 
 
 @refuses("finding_keeps_company_of_lease")
 def _() -> Any:
-    row, other = _finding(verdict="unknown"), factories.lease()
+    row, other = factories.finding(verdict="unknown"), factories.lease()
     mine = factories.lease(factories.environment(row.account))
     return change(row, lease_id=other.pk), change(row, lease_id=mine.pk)
 
 
 @refuses("finding_keeps_company_of_account")
 def _() -> Any:
-    row, other = _finding(), factories.account()
+    row, other = factories.finding(), factories.account()
     return change(row, account_id=other.pk), change(row, account_id=factories.account(row.company).pk)
 
 
 @refuses("finding_keeps_company_of_obligation")
 def _() -> Any:
-    row, other = _finding(), factories.teardown()
+    row, other = factories.finding(), factories.teardown()
     mine = factories.teardown(row.lease)
     return (
         change(row, obligation_id=other.pk, confirmed_at=CONFIRMED),
