@@ -31,6 +31,8 @@ from tests.stage import Rehearsal
 
 __all__ = ["clock", "place", "server"]  # fixtures
 
+pytestmark = pytest.mark.django_db(transaction=True)
+
 WITHIN = 30.0
 
 
@@ -232,7 +234,7 @@ class Local:
 
 
 @pytest.fixture
-def local(tmp_path: Path, transactional_db: None) -> Iterator[Local]:
+def local(tmp_path: Path) -> Iterator[Local]:
     place = Local(tmp_path)
     yield place
     for left in place.provider.list({}, within=WITHIN).resources:
