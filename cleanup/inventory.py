@@ -19,7 +19,7 @@ from uuid import UUID
 from django.db import connection, transaction
 from django.db.models.functions import Now
 
-from leases import bounds, leaks
+from leases import bounds, leaks, trust
 from leases.clock import database_now
 from leases.errors import DecisionRefused
 from leases.leaks import Judgement, Standing
@@ -304,8 +304,10 @@ def _advance(
 ) -> list[InventoryFinding]:
     """Begin, advance and resolve findings by what a complete listing saw; returns those that are open then.
 
-    The same verdict on the same sandbox is one finding; any other begins anew, with a grace of its own.
+    The same verdict on the same sandbox is one finding; any other begins anew, with a grace of its own. While nothing
+    may end by the passing of time (after a failover, in a copy that observes) no finding is confirmed.
     """
+    confirms = trust.may_lapse()
     before = {finding.resource_id: finding for finding in _open_findings(identity, lock=not dry_run)}
     now: list[InventoryFinding] = []
     for new in seen:
@@ -313,7 +315,7 @@ def _advance(
         if old is not None and _is_the_same(old, new):
             old.sightings += 1
             old.last_seen_at = began_at
-            if old.confirmed_at is None and began_at >= old.first_seen_at + GRACE:
+            if old.confirmed_at is None and confirms and began_at >= old.first_seen_at + GRACE:
                 old.confirmed_at = began_at
             if not dry_run:
                 old.save(update_fields=["sightings", "last_seen_at", "confirmed_at"])

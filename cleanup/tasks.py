@@ -21,7 +21,7 @@ from cleanup import engine, judging
 from cleanup import inventory as inventories
 from cleanup.claims import LANE, Claim, Selection, lane_of
 from cleanup.dispositions import CONTENDED, CONTENDED_DELAY
-from leases import audit, leaks
+from leases import audit, trust
 from leases.connections import LOST
 from leases.models import Attempt, Obligation
 from leases.signals import lease_draining
@@ -153,7 +153,7 @@ def inventory(accounts: list[str] | None = None, delete: int = 0) -> None:
     while identities and time.monotonic() < until and not _stopping.is_set():
         reports.append(inventories.take(identities.pop(0)))
     destroyed = inventories.Destroyed()
-    if delete > 0 and leaks.is_calm():
+    if delete > 0 and trust.may_lapse():
         inventories.destroy_leaks(
             reports,
             delete,

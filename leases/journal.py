@@ -20,7 +20,7 @@ from leases import audit, companies, controllers, startup, transitions
 from leases.controllers import Controller
 from leases.errors import AcquireInProgress, AcquireRefused, AcquireRejected, AcquireUncertain
 from leases.models import Environment, Lease, Obligation, Operation, Run
-from leases.planning import Request
+from leases.planning import Request, name_of
 from leases.waking import wake
 
 RECOVERY_OF = {
@@ -170,7 +170,7 @@ def save_answered_id(operation: Operation, resource_id: str) -> None:
         with transaction.atomic():
             fields = (field.attname for field in Operation._meta.concrete_fields)  # noqa: SLF001 - Django's own API
             stray = Operation(**{name: getattr(operation, name) for name in fields if name not in _OF_ONE_SANDBOX})
-            stray.id, stray.lease_uuid, stray.name = stray_id, uuid4(), f"pe-{stray_id.hex}"
+            stray.id, stray.lease_uuid, stray.name = stray_id, uuid4(), name_of(stray_id)
             stray.resource_id, stray.cancelled_at = resource_id, Now()
             if not Operation.objects.filter(pk=stray_id).exists():
                 stray.save(force_insert=True)

@@ -38,7 +38,7 @@ from leases.models import (
     Run,
 )
 from leases.models.environments import Policy
-from leases.planning import MARK_OPERATION
+from leases.planning import MARK_OPERATION, name_of
 from providers.contract import MARK_INSTALLATION, MARK_PREFIX, ErrorKind, Gone, ProviderError, Resource, is_name
 from providers.registry import AnyProvider, ConfigurationError, ProviderUnavailable, load
 
@@ -98,11 +98,15 @@ def judge(resource: Resource, rows: Rows, *, installation: str, now: datetime) -
             return Judgement(Verdict.AMBIGUOUS)
         return Judgement(Verdict.SETTLED, lease=lease)
     of_it = [operation for operation in rows.operations if operation.resource_id == resource.resource_id]
-    others = [operation for operation in rows.operations if operation.resource_id not in ("", resource.resource_id)]
-    if not of_it and (others or rows.marked is not None or _uuid(creation) is None):
+    if of_it:
+        return Judgement(Verdict.UNKNOWN, operation=of_it[-1])
+    if any(operation.resource_id for operation in rows.operations) or rows.marked is not None:
         return Judgement(Verdict.AMBIGUOUS)
-    candidates = of_it or [operation for operation in rows.operations if operation.kind == Operation.Kind.CREATE]
-    return Judgement(Verdict.UNKNOWN, operation=candidates[-1] if candidates else None)
+    # A fork has its parent's marks, and a name of its own; the parent's rows may be pruned by now.
+    root = _uuid(creation)
+    if root is None or resource.name != name_of(root):
+        return Judgement(Verdict.AMBIGUOUS)
+    return Judgement(Verdict.UNKNOWN, operation=rows.operations[-1] if rows.operations else None)
 
 
 def _is_alive(resource: Resource, rows: Rows, now: datetime) -> bool:
@@ -245,17 +249,22 @@ def destroy(finding_id: int, *, actor: str, reason: str, by_person: bool = False
         raise
 
 
-def is_calm() -> bool:
-    """Return whether a leak may be destroyed now: not for one grace period after a failover, nor while observing."""
-    return trust.may_lapse()
-
-
 def require_calm() -> None:
-    """Raise `DecisionRefused` while nothing may be destroyed on the strength of a listing (`is_calm`)."""
-    if not is_calm():
+    """Raise `DecisionRefused` while nothing may be destroyed on the strength of a listing (`trust.may_lapse`).
+
+    Not while the database may be a restored or copied one, whose rows know too little; and not for one grace period
+    after a failover.
+    """
+    if trust.may_lapse():
+        return
+    if trust.is_observing():
         raise DecisionRefused(
-            "the database was failed over a short while ago: no inventory destroys anything now", code="calm"
+            "this database is observing: what it does not know may be somebody's; see manage.py trust_database",
+            code="observing",
         )
+    raise DecisionRefused(
+        "the database was failed over a short while ago: no inventory destroys anything now", code="calm"
+    )
 
 
 def require_destroyable(finding: InventoryFinding, *, by_person: bool) -> None:
@@ -377,7 +386,7 @@ def _journal(
         # A copy of a creation's sandbox is no business of the run that the creation was for.
         run_uuid=None if finding.verdict == Verdict.AMBIGUOUS else _run(marks, account.company_id),
         lease_uuid=uuid4(),
-        name=resource.name if is_name(resource.name) and not taken else f"pe-{pk.hex}",
+        name=resource.name if is_name(resource.name) and not taken else name_of(pk),
         marks=marks,
         provider=finding.provider,
         endpoint=account.endpoint,

@@ -77,6 +77,11 @@ def adapter(key: str) -> type[AnyProvider]:
         raise AcquireRefused(str(error), code="provider_unavailable") from error
 
 
+def name_of(operation_id: UUID) -> str:
+    """Return the name under which the sandbox of a creation is asked for: no two creations share one."""
+    return f"pe-{operation_id.hex}"
+
+
 def creation(environment: Environment, request: Request) -> Operation:
     """Return the unsaved operation of a creation. Identity, digest and fingerprint follow once the account answered."""
     account = environment.account
@@ -103,7 +108,7 @@ def creation(environment: Environment, request: Request) -> Operation:
         run_uuid=request.run_id,
         lease_uuid=lease_id,
         request_key=request.key,
-        name=f"pe-{operation_id.hex}",
+        name=name_of(operation_id),
         marks=marks,
         provider=account.provider,
         endpoint=account.endpoint,

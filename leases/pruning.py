@@ -99,7 +99,7 @@ def _listings(before: datetime) -> QuerySet[Any]:
     later = InventoryListing.objects.filter(
         provider=OuterRef("provider"),
         account_identity=OuterRef("account_identity"),
-        state=InventoryListing.State.COMPLETE,
+        outcome=InventoryListing.Outcome.COMPLETE,
         began_at__gt=OuterRef("began_at"),
     )
     return InventoryListing.objects.filter(Exists(later), ended_at__lt=before)

@@ -9,7 +9,7 @@ import json
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from celery import current_app
@@ -31,7 +31,7 @@ from leases.models import (
 )
 from leases.models.environments import Policy
 from leases.models.inventory import GRACE
-from leases.planning import MARK_OPERATION
+from leases.planning import MARK_OPERATION, name_of
 from providers.contract import MARK_INSTALLATION, ErrorKind, Listing, Resource
 from tests import factories
 from tests.concurrency import Background, Gate, together
@@ -103,13 +103,20 @@ def marked(rehearsal: Rehearsal, **marks: str) -> Resource:
         "paperclip-env.lease": str(uuid4()),
         "paperclip-env.run": str(rehearsal.run.pk),
     } | marks
-    return put(rehearsal, {name: value for name, value in everything.items() if value})
+    return put(rehearsal, everything, name=name_of(UUID(everything[MARK_OPERATION])))
 
 
-def put(rehearsal: Rehearsal, marks: dict[str, str], state: str = "running") -> Resource:
-    resource = Resource(uuid4().hex, f"pe-{uuid4().hex}", marks)
+def put(rehearsal: Rehearsal, marks: dict[str, str], state: str = "running", *, name: str = "") -> Resource:
+    resource = Resource(uuid4().hex, name or f"fork-{uuid4().hex}", marks)
     rehearsal.world.boxes[resource.resource_id] = Box(resource, state)
     return resource
+
+
+def gave_up(rehearsal: Rehearsal, **values: Any) -> Operation:
+    """A creation whose search an operator ended."""
+    pk = uuid4()
+    ended = {"state": Operation.State.UNVERIFIED, "resolved_at": factories.at(-1)}
+    return factories.operation(rehearsal.environment, id=pk, name=name_of(pk), **ended, **values)
 
 
 @pytest.fixture
@@ -179,9 +186,7 @@ def test_what_a_lease_in_use_knows_is_alive_whatever_its_marks_say(used: Rehears
 
 def test_a_creation_that_may_still_appear_is_no_leak(used: Rehearsal) -> None:
     """Even where the operation is over: what was asked for may still come to be."""
-    given_up = factories.operation(
-        used.environment, state=Operation.State.UNVERIFIED, resolved_at=factories.at(-1), creation_window=600
-    )
+    given_up = gave_up(used, creation_window=600)
     marked(used, **{MARK_OPERATION: str(given_up.pk)})
     assert counted(take(used)) == {"alive": 1}
     passes(LONG)
@@ -202,6 +207,13 @@ def test_a_copy_of_a_creations_sandbox_is_for_a_person(used: Rehearsal) -> None:
     assert fork.resource_id not in used.world.boxes
     assert state(lease) == "active"
     assert lease.resource_id in used.world.boxes
+
+
+def test_a_copy_of_what_the_books_do_not_know_is_for_a_person_too(used: Rehearsal) -> None:
+    """Its marks may be those of a creation whose rows were pruned: the name is not that creation's."""
+    marks = dict(marked(used).marks)
+    fork = put(used, marks)
+    assert findings(take(used))[fork.resource_id] == "ambiguous"
 
 
 def test_a_lease_without_its_sandbox_is_missing_and_nothing_follows_from_that(used: Rehearsal) -> None:
@@ -353,7 +365,7 @@ def test_an_account_that_was_never_used_is_not_asked(rehearsal: Rehearsal) -> No
 
 
 def test_a_finding_ends_when_a_lease_takes_the_sandbox_over(used: Rehearsal) -> None:
-    given_up = factories.operation(used.environment, state=Operation.State.UNVERIFIED, resolved_at=factories.at(-1))
+    given_up = gave_up(used)
     stray = marked(used, **{MARK_OPERATION: str(given_up.pk)})
     passes(LONG)
     (leak,) = confirmed(used).leaks
@@ -418,7 +430,7 @@ def test_an_unknown_leak_gets_a_journal_and_a_lease(used: Rehearsal) -> None:
 
 
 def test_an_unknown_leak_of_a_creation_that_was_given_up_is_that_creations(used: Rehearsal) -> None:
-    given_up = factories.operation(used.environment, state=Operation.State.UNVERIFIED, resolved_at=factories.at(-1))
+    given_up = gave_up(used)
     marked(used, **{MARK_OPERATION: str(given_up.pk)})
     passes(LONG)
     ((_, lease),) = destroy(confirmed(used)).owned
@@ -486,6 +498,23 @@ def test_nothing_is_destroyed_while_it_is_calm(used: Rehearsal) -> None:
     Installation.objects.update(calm_until=factories.at(60))
     ((_, refused),) = destroy(report).refused
     assert refused.code == "calm"
+    assert Lease.objects.count() == 0
+
+
+def test_nothing_is_confirmed_or_destroyed_by_a_database_that_observes(used: Rehearsal) -> None:
+    marked(used)
+    take(used)
+    passes(PAST_GRACE)
+    observing = {"observing_since": factories.at(-1), "observed_mark_at": factories.at(-2), "observing_why": "behind"}
+    Installation.objects.update(**observing)
+    assert take(used).leaks == []
+    Installation.objects.update(observing_since=None, observed_mark_at=None, observing_why="")
+    passes(1)
+    report = take(used)
+    assert len(report.leaks) == 1
+    Installation.objects.update(**observing)
+    ((_, refused),) = destroy(report).refused
+    assert refused.code == "observing"
     assert Lease.objects.count() == 0
 
 
@@ -562,7 +591,7 @@ def test_two_that_destroy_the_same_one_at_the_same_moment_make_one_owner(used: R
 
 def test_a_recovery_that_finds_the_sandbox_first_leaves_nothing_to_own(used: Rehearsal) -> None:
     """What a late answer attaches between the look and the locks is seen under the operation's lock."""
-    given_up = factories.operation(used.environment, state=Operation.State.UNVERIFIED, resolved_at=factories.at(-1))
+    given_up = gave_up(used)
     stray = marked(used, **{MARK_OPERATION: str(given_up.pk)})
     passes(LONG)
     (leak,) = confirmed(used).leaks

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -17,7 +17,7 @@ from django.core.management import CommandError, call_command
 import leases
 from leases import deciding
 from leases.models import ActivityEntry, Environment, Installation, InventoryFinding, Lease, Obligation, Run
-from leases.planning import MARK_OPERATION
+from leases.planning import MARK_OPERATION, name_of
 from providers.contract import MARK_INSTALLATION, ErrorKind
 from providers.daytona.rehearsal import Fault, Kind
 from providers.local.provider import LocalConfig
@@ -150,6 +150,8 @@ def test_nothing_is_destroyed_after_a_failover_and_that_is_said(used: Rehearsal)
     marked(used)
     run()
     passes(PAST_GRACE)
+    run()
+    passes(1)
     Installation.objects.update(calm_until=factories.at(60))
     status, told = run("--delete", 5)
     assert (status, "Nothing is destroyed" in told, Lease.objects.count()) == (1, True, 0)
@@ -222,7 +224,8 @@ class Local:
         """Make a sandbox that no row of ours names; returns its id and what its process is found by."""
         tag = f"tag-{uuid4().hex}"
         config = LocalConfig(command=["sh", "-c", f": {tag}; sleep 1000"])
-        created = self.provider.create(f"pe-{uuid4().hex}", marks, config, within=WITHIN)
+        name = name_of(UUID(marks.get(MARK_OPERATION, str(uuid4()))))
+        created = self.provider.create(name, marks, config, within=WITHIN)
         return created.resource.resource_id, tag
 
     def ours(self) -> dict[str, str]:
@@ -286,14 +289,12 @@ def test_real_leaks_are_found_and_destroyed_and_nothing_else_is(local: Local) ->
 def test_a_sandbox_that_the_index_left_out_for_too_long_turns_up_as_a_leak(place: Place) -> None:
     """Twice absent by the service's word, and there all the same: the proof was wrong, and the inventory says so."""
     lease = place.acquire()
-    place.server.will(Fault("get", Kind.ANSWER, status=404, times=50), Fault("list", Kind.LEFT_OUT, times=50))
+    gone = "Sandbox with ID or name x not found"
+    place.server.will(
+        Fault("get", Kind.ANSWER, status=404, message=gone, times=50), Fault("list", Kind.LEFT_OUT, times=50)
+    )
     leases.release(lease.pk)
-    for _ in range(4):
-        place.sweep()
-        row = owed(lease)
-        Obligation.objects.filter(pk=row.pk, absent_since__isnull=False).update(absent_since=factories.at(-600))
-        if row.closed_at is None:
-            Obligation.objects.filter(pk=row.pk).update(due_at=factories.at(-1))
+    _settles(place, lease)
     assert evidence(lease) == ["absent"]
     place.server.world.script.clear()
     place.clock.now += 600
