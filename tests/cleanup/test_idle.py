@@ -267,6 +267,10 @@ def _fleet_that_waits() -> None:
     owed(factories.account(), due_at=None, quiet=Obligation.Quiet.FOREIGN_MARKS)
     owed(factories.account(blocked_until=at(3600)), -5)
     owed(factories.account(circuit="open"), -5)
+    factories.given_up()
+    quiet = factories.given_up()
+    quiet.due_at, quiet.quiet = None, Obligation.Quiet.HISTORY_UNVERIFIED
+    quiet.save(update_fields=["due_at", "quiet"])
     factories.startup(quiet="", due_at=at(3600))  # the built-in lane waits for a time, for another row, for its worker
     factories.startup()
     claimed(factories.startup(quiet="", due_at=at(0)))

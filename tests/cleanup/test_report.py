@@ -349,9 +349,7 @@ def test_ends_without_proof_are_one_line_for_each_account() -> None:
         lease = factories.teardown(factories.lease(factories.environment(account), hourly_price=Decimal(1))).lease
         with transaction.atomic():
             transitions.settle_unverified(lease, lease.obligations.get(), actor="olga", reason="gone")
-        Obligation.objects.create(
-            company_id=lease.company_id, kind="verify_end", lease=lease, account_id=lease.account_id, **values
-        )
+        lease.obligations.filter(kind="verify_end").update(**values)
     (history,) = ownership().history
     assert (history.name, history.open, history.undecided, history.next_due) == (account.name, 2, 1, later)
     assert (history.cost.per_hour, history.cost.at_most) == (2, True)

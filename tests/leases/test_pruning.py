@@ -120,7 +120,12 @@ def _startup(lease: Lease) -> None:
 
 def _verification(lease: Lease) -> None:
     Obligation.objects.create(
-        company_id=lease.company_id, kind="verify_end", account=lease.account, lease=lease, due_at=factories.at(60)
+        company_id=lease.company_id,
+        kind="verify_end",
+        verb="delete",
+        account=lease.account,
+        lease=lease,
+        due_at=factories.at(60),
     )
 
 

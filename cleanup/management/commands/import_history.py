@@ -63,7 +63,7 @@ class Command(BaseCommand):
         if len(bad) > SHOWN:
             self.stdout.write(f"and {len(bad) - SHOWN} more bad lines")
         if bad:
-            self.stdout.write(f"Refused: {len(bad)} bad lines. Nothing was written.")
+            self.stdout.write(f"Refused: {len(bad)} bad line{'s' if len(bad) > 1 else ''}. Nothing was written.")
         elif options["dry_run"]:
             self.stdout.write(f"{result['imported']} would be imported, {result['known']} are there already.")
         else:
