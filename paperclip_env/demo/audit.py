@@ -20,7 +20,6 @@ from paperclip_env.demo.machinery import wait_until
 from paperclip_env.demo.services import Service
 from providers.contract import MARK_INSTALLATION, Command, Running, Stopped
 
-_KEPT = (Lease.State.RELEASED, Lease.State.RETAINED)
 _PLACES = ("workshop", "flaky", "e2b", "daytona")
 """Where in the demo's directory sandboxes are."""
 _PROVEN = (Lease.State.EXPIRED, Lease.State.FAILED, Lease.State.RELEASED, Lease.State.RETAINED)
@@ -36,8 +35,10 @@ def findings(cast: Cast, losses: Losses, directory: Path) -> list[Finding]:
     """Return every finding of the audit; the demo succeeded when all are good."""
     found = [_lease(part.title, part.lease) for part in cast.parts]
     found += [_lease(loss.title, loss.lease) for loss in losses.all]
-    opened = sum(kind.open for kind in report.owed().kinds)
-    found.append(Finding(f"{opened} obligations are open", opened == 0))
+    opened = {kind.kind: kind.open for kind in report.owed().kinds}
+    ends, kept = opened.pop(Obligation.Kind.DISPOSE), Lease.objects.filter(state__in=Lease.KEPT).count()
+    found.append(Finding(f"{sum(opened.values())} obligations are open", not any(opened.values())))
+    found.append(Finding(f"{ends} of {kept} kept sandboxes have an end that is owed", ends == kept))
     unverified = Obligation.objects.filter(closed_as=Obligation.ClosedAs.UNVERIFIED).count()
     found.append(Finding(f"{unverified} were ended without proof", unverified == 0))
     resources = {part.lease.resource_id for part in cast.parts}
@@ -50,9 +51,9 @@ def findings(cast: Cast, losses: Losses, directory: Path) -> list[Finding]:
         found.append(Finding(f"{running} containers are left at the engine", running == 0))
     for account, service in ((cast.e2b, cast.services.e2b), (cast.daytona, cast.services.daytona)):
         found += [made(account, service), left_at(account, service)]
-    kept = [part for part in cast.parts if part.lease.state in _KEPT]
-    files = sum(_has_files(part.lease) for part in kept)
-    found.append(Finding(f"{files} of {len(kept)} kept sandboxes still have their files", files == len(kept)))
+    stopped = [part for part in cast.parts if part.lease.state in Lease.KEPT]
+    files = sum(_has_files(part.lease) for part in stopped)
+    found.append(Finding(f"{files} of {len(stopped)} kept sandboxes still have their files", files == len(stopped)))
     return found
 
 
@@ -79,7 +80,7 @@ def made(account: ProviderAccount, service: Service) -> Finding:
 
 def left_at(account: ProviderAccount, service: Service) -> Finding:
     """Whether nothing executes at the service, and what exists there is exactly what leases keep stopped."""
-    kept = set(Lease.objects.filter(account=account, state__in=_KEPT).values_list("resource_id", flat=True))
+    kept = set(Lease.objects.filter(account=account, state__in=Lease.KEPT).values_list("resource_id", flat=True))
     exist = {box.id: box.state for box in service.sandboxes() if box.state != "killed"}
     executing = service.executing()
     there = ", ".join(f"{count} {state}" for state, count in sorted(Counter(exist.values()).items())) or "none"
