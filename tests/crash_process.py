@@ -23,6 +23,7 @@ django.setup()
 from django.db import connection  # noqa: E402 - Django has to be set up before
 
 import leases  # noqa: E402
+from cleanup.claims import LANE
 from cleanup.engine import Engine  # noqa: E402
 from leases.errors import LeaseError  # noqa: E402
 from providers.daytona import DaytonaProvider  # noqa: E402
@@ -84,7 +85,7 @@ def recover(order: dict[str, Any]) -> None:
 
     _trace(reached)
     until = time.monotonic() + _PATIENCE
-    while Engine().sweep(order["account"]).claimed or (gate and not arrived):
+    while Engine().sweep(order["account"]).claimed + Engine().sweep(LANE).claimed or (gate and not arrived):
         if time.monotonic() > until:
             raise TimeoutError("there is always something due")
         if gate and not arrived:

@@ -117,7 +117,8 @@ class Ownership(RuleBasedStateMachine):
         try:
             placed = holds.hold(company_id=row.company_id, kind=kind, holder="somebody", until=until, **where)
         except LeaseError as refused:
-            assert refused.code in ("too_late", "gone")
+            if refused.code not in ("too_late", "gone"):
+                raise
             return multiple()
         return placed.pk
 
@@ -129,7 +130,7 @@ class Ownership(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         passes(seconds, self.work, renewing=self.renewing)
 
-    @rule(seconds=st.sampled_from([30, 300, 7200]))
+    @rule(seconds=st.sampled_from([30, 85, 300, 7200]))
     def we_are_away_and_come_back(self, seconds: float) -> None:
         """Nobody could renew. Whoever does when we are back holds its run still."""
         self.work()
@@ -194,9 +195,6 @@ class Ownership(RuleBasedStateMachine):
         assert next_due_in() is None
         assert next_alarm() is None
         assert Engine().sweep(LANE).claimed == Engine().sweep(self.stage.account.pk).claimed == 0
-        Obligation.objects.filter(kind="watch_controllers").update(
-            closed_at=factories.database_now(), closed_as="proven", due_at=None, quiet=""
-        )
 
 
 @pytest.mark.django_db(transaction=True)
@@ -207,6 +205,6 @@ def test_whatever_comes_in_whatever_order() -> None:
         run_state_machine_as_test(  # type: ignore[no-untyped-call]
             Ownership,
             settings=settings(
-                max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+                max_examples=12, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
             ),
         )
