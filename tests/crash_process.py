@@ -23,7 +23,7 @@ django.setup()
 from django.db import connection  # noqa: E402 - Django has to be set up before
 
 import leases  # noqa: E402
-from cleanup.claims import LANE
+from cleanup.claims import LANE  # noqa: E402
 from cleanup.engine import Engine  # noqa: E402
 from leases.errors import LeaseError  # noqa: E402
 from providers.daytona import DaytonaProvider  # noqa: E402

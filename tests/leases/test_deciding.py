@@ -345,7 +345,9 @@ def test_what_is_not_owed_cannot_be_looked_at_again(rehearsal: Rehearsal) -> Non
 def test_a_startup_can_be_asked_for_together_with_what_it_waits_for() -> None:
     run = factories.run()
     startup = factories.startup(run)
-    teardown = factories.teardown(factories.lease(factories.environment(startup.account), run=run), due_in=600)
+    teardown = factories.teardown(
+        factories.lease(factories.environment(factories.account(run.company)), run=run), due_in=600
+    )
     assert retrying.retry(run_id=run.pk, company_id=run.company_id, **WHO) == 1
     count = retrying.retry_obligations([startup.pk, teardown.pk], **WHO)
     assert count == 2
@@ -518,7 +520,9 @@ def test_a_run_with_a_creation_that_was_given_up_is_not_cleanly_ended() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_what_a_startup_waited_for_and_will_not_come_wakes_it() -> None:
     startup = factories.startup()
-    row = factories.teardown(factories.lease(factories.environment(startup.account), run=startup.run))
+    row = factories.teardown(
+        factories.lease(factories.environment(factories.account(startup.company)), run=startup.run)
+    )
     _settle(row)
     startup.refresh_from_db()
     assert (startup.wakes, startup.quiet) == (1, "")
@@ -565,13 +569,24 @@ def test_what_needs_no_proof_cannot_be_settled_without() -> None:
     extend = Obligation.objects.create(
         company_id=lease.company_id, kind="extend", account_id=lease.account_id, lease=lease, due_at=factories.at(60)
     )
-    end = Obligation.objects.create(
-        company_id=lease.company_id, kind="end_lease", account_id=lease.account_id, lease=lease, due_at=factories.at(60)
+    inner = [
+        Obligation.objects.create(company_id=lease.company_id, kind=kind, lease=lease, due_at=factories.at(60))
+        for kind in ("end_lease", "settle_orphan", "end_fence")
+    ]
+    kept = factories.stopped().obligations.get(kind="dispose")
+    history = Obligation.objects.create(
+        company_id=lease.company_id,
+        kind="verify_end",
+        account_id=lease.account_id,
+        lease=lease,
+        due_at=factories.at(60),
     )
-    for row in (probe, extend, end):
+    tried = [probe, extend, kept, history, *inner]
+    for row in tried:
         with pytest.raises(DecisionRefused, match="needs no proof"):
             _settle(row, "anything")
-    assert {*deciding.SETTLEABLE, probe.kind, extend.kind, end.kind} == set(Obligation.Kind.values)
+    of_the_fleet = "watch_controllers"  # has no company, so nobody can name it in one
+    assert {*deciding.SETTLEABLE, *(row.kind for row in tried), of_the_fleet} == set(Obligation.Kind.values)
 
 
 @pytest.mark.django_db(transaction=True)

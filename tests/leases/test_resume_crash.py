@@ -125,7 +125,7 @@ def stopped_again(scene: Kept) -> None:
     scene.time_passes(CALL_BOUNDS_PASS)
     scene.recover()
     one_owner()
-    teardown = scene.source.obligations.latest("pk")
+    teardown = scene.source.obligations.filter(kind="teardown").latest("pk")
     assert (teardown.kind, teardown.verb, teardown.closed_as) == ("teardown", "stop_only", "proven")
     proven(scene.source, "stopped", "stopped")
     assert (scene.source.state, scene.source.epoch) == (Lease.State.RELEASED, 2)
