@@ -205,6 +205,34 @@ def _() -> Any:
     return another(row), change(row, id=uuid4())
 
 
+@refuses("installation_observes_for_a_reason")
+def _() -> Any:
+    row = Installation.current()
+    observed = {"observing_since": NOW, "observed_mark_at": NOW}
+    return change(row, **observed), change(row, **observed, observing_why="behind")
+
+
+@refuses("installation_watermark_is_whole")
+def _() -> Any:
+    row = Installation.current()
+    moved = {"watermark_position": 1, "watermark_timeline": 1}
+    return change(row, **moved), change(row, **moved, watermark_at=NOW)
+
+
+@refuses("installation_watermark_moves_forward", trigger="watermark_moves_forward")
+def _() -> Any:
+    row = Installation.current()
+    Installation.objects.update(watermark_position=8, watermark_timeline=1, watermark_at=factories.at(0))
+    return change(row, watermark_position=7), change(row, watermark_position=7, watermark_generation=1)
+
+
+@refuses("installation_watermark_moves_forward", trigger="watermark_moves_forward")
+def _() -> Any:
+    row = Installation.current()
+    Installation.objects.update(watermark_generation=2)
+    return change(row, watermark_generation=1), change(row, watermark_generation=3)
+
+
 @refuses("run_status_is_known")
 def _() -> Any:
     row = factories.run()
@@ -1921,7 +1949,10 @@ def test_a_replica_role_and_a_restore_switch_no_trigger_off(case: Case) -> None:
 def test_it_is_that_trigger_which_refuses(case: Case) -> None:
     """With this one switched off the write passes, or another of ours refuses it; with all of them off it passes."""
     forbidden, _ = case.build()
-    tables = {row._meta.db_table for row in (Receipt, ActivityEntry, Attempt, Operation, Lease, Obligation, Hold)}
+    tables = {
+        row._meta.db_table
+        for row in (Receipt, ActivityEntry, Attempt, Operation, Lease, Obligation, Hold, Installation)
+    }
     with connection.cursor() as cursor:
         for table in sorted(tables):
             cursor.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")
@@ -2310,6 +2341,7 @@ def test_a_company_that_is_opened_again_wakes_what_waited_for_that(role: str) ->
 
 ACTING = {
     "obligation_of_lane_makes_it": "makes; tests/cleanup/test_lane.py::test_the_first_row_of_it_makes_...",
+    "trust_wakes_what_observed": "wakes; tests/scenarios/test_observing.py::test_trust_wakes_what_was_left_alone_...",
     "credential_made_wakes_who_waits": "wakes; test_a_credential_that_is_made_or_deleted_wakes_...",
     "credential_deleted_wakes_who_waits": "wakes; test_a_credential_that_is_made_or_deleted_wakes_...",
     "credential_written_wakes_who_waits": "wakes; test_a_write_to_a_credential_wakes_what_waits_for_it_...",

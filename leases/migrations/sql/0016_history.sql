@@ -30,9 +30,9 @@ BEGIN
              WHERE t.lease_id = l.id AND t.kind = 'teardown' AND t.closed_as <> 'unverified'
                AND t.id = (SELECT max(u.id) FROM leases_obligation u WHERE u.lease_id = l.id AND u.kind = 'teardown'));
         -- What is another installation's by now is no debt of ours (0013_watermark): nothing of it is owed or sought.
-        sought := sought OR 'disowned' = (
+        sought := sought OR coalesce('disowned' = (
             SELECT t.closed_as FROM leases_obligation t
-             WHERE t.lease_id = l.id AND t.kind IN ('teardown', 'verify_end') ORDER BY t.id DESC LIMIT 1);
+             WHERE t.lease_id = l.id AND t.kind IN ('teardown', 'verify_end') ORDER BY t.id DESC LIMIT 1), false);
         IF NOT proven AND NOT sought THEN
             RAISE EXCEPTION 'lease % cannot be % without a receipt of epoch %', l.id, l.state, l.epoch
                 USING ERRCODE = 'check_violation', CONSTRAINT = 'lease_settles_with_proof';
