@@ -19,7 +19,7 @@ from django.db.models.functions import Greatest, Now
 from leases import audit, companies, controllers, startup, transitions
 from leases.controllers import Controller
 from leases.errors import AcquireInProgress, AcquireRefused, AcquireRejected, AcquireUncertain
-from leases.models import Environment, Lease, Obligation, Operation, Run
+from leases.models import Credential, Environment, Lease, Obligation, Operation, Run
 from leases.planning import Request, name_of
 from leases.waking import wake
 
@@ -52,8 +52,21 @@ def begin(
         if problem:
             raise AcquireRefused(problem)
         operation, due_in = decide(run)
+        _require_credential(operation)
         write(operation, due_in=due_in, run=run, actor=request.actor)
         return operation
+
+
+def _require_credential(operation: Operation) -> None:
+    """Refuse a start whose credential ended since it was planned; under the company's lock, as whoever ends one is.
+
+    So a start is seen by whoever archives or deletes its credential, or sees that it was.
+    """
+    if operation.credential_uuid is None:
+        return
+    active = Credential.objects.filter(pk=operation.credential_uuid, status=Credential.Status.ACTIVE)
+    if not active.exists():
+        raise AcquireRefused("the credential was disabled, archived or deleted meanwhile", code="credential_inactive")
 
 
 def write(operation: Operation, *, due_in: float, run: Run | None, actor: str) -> None:
