@@ -313,8 +313,13 @@ def hold_locked(lease: Lease, *, kind: str, holder: str, until: datetime | None,
     return _place(lease.company_id, kind, holder, until, reason, lease=lease)
 
 
-def end(hold_id: UUID, *, company_id: UUID, actor: str) -> Hold:
-    """End a hold. Ending it again changes nothing. Wakes the lease's disposal (trigger). Raises `NotFound`."""
+def end(hold_id: UUID, *, company_id: UUID, actor: str, reason: str = "") -> Hold:
+    """End a hold. Ending it again changes nothing. Wakes the lease's disposal (trigger).
+
+    Raises `NotFound`, and `LeaseError` with code `invalid` for nonsense.
+    """
+    if reason:
+        arguments.reason(reason, "ending a hold")
     hold_id = arguments.identity(hold_id, "hold_id")
     company_id = arguments.identity(company_id, "company_id")
     arguments.actor(actor)
@@ -325,7 +330,15 @@ def end(hold_id: UUID, *, company_id: UUID, actor: str) -> Hold:
         if row.lease_id is not None:
             Lease.objects.select_for_update(no_key=True).get(pk=row.lease_id)
         if Hold.objects.filter(pk=hold_id, ended_at__isnull=True).update(ended_at=Now(), ended_by=actor):
-            audit.record("hold.ended", row, company_id=company_id, actor=actor, kind=row.kind, holder=row.holder)
+            audit.record(
+                "hold.ended",
+                row,
+                company_id=company_id,
+                actor=actor,
+                reason=reason,
+                kind=row.kind,
+                holder=row.holder,
+            )
     row.refresh_from_db()
     return row
 

@@ -71,6 +71,16 @@ class Sandbox:
     so_far: Decimal | None
     """`hourly_price` times the hours since then, None where the price is not known."""
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is proven stopped, so that its price is the most that it costs."""
+        return self.kind in STOPPED
+
+    @property
+    def advice(self) -> str:
+        """What the person is to do who is needed."""
+        return str(Obligation.Quiet(self.person).label) if self.person else ""
+
     def is_releasable(self, now: datetime) -> bool:
         return self.due_at is not None and self.due_at <= now
 
@@ -178,6 +188,17 @@ def ownership(*, shown: int | None = SHOWN) -> Ownership:
     return Ownership(at, groups, history, lapse, total)
 
 
+def of(lease_id: UUID) -> Sandbox | None:
+    """Return what one lease's sandbox is kept by, None where it is gone."""
+    with snapshot():
+        with connection.cursor() as cursor:
+            cursor.execute(_FACTS + "AND l.id = %s", [lease_id])
+            row = cursor.fetchone()
+        if row is None:
+            return None
+        return _sandbox(_Facts(*row), holds.standing([lease_id])[lease_id])
+
+
 def next_due(kind: str) -> datetime | None:
     """Return when an open obligation of this kind is acted on next, if nothing is written until then.
 
@@ -185,10 +206,10 @@ def next_due(kind: str) -> datetime | None:
     which the first sandbox is let go, which is what their settles compute, however often a row is looked at before.
     """
     with snapshot():
-        if kind == Obligation.Kind.DISPOSE:
-            rows: Iterable[datetime | None] = (row.due_at for row in _sandboxes() if row.kind in STOPPED)
-        elif kind == Obligation.Kind.SETTLE_ORPHAN:
-            rows = (row.due_at for row in _sandboxes() if row.kind == Kind.ORPHAN)
+        settled = {Obligation.Kind.DISPOSE: STOPPED, Obligation.Kind.SETTLE_ORPHAN: frozenset({Kind.ORPHAN})}
+        if kind in settled:
+            of_kind = settled[Obligation.Kind(kind)]
+            rows: Iterable[datetime | None] = (row.due_at for row in _sandboxes() if row.kind in of_kind)
         else:
             with connection.cursor() as cursor:
                 cursor.execute(_NEXT_OF_KIND, [kind])
@@ -217,7 +238,6 @@ SELECT l.id, l.state, l.resource_id, l.provider, coalesce(e.name, ''), l.scope <
         AND o.kind = CASE l.state WHEN 'active' THEN 'settle_orphan' WHEN 'pending_cleanup' THEN 'teardown'
                                   ELSE 'dispose' END
  WHERE l.state IN ('active', 'released', 'retained', 'pending_cleanup')
- ORDER BY l.id
 """
 
 
@@ -257,9 +277,7 @@ def _sandboxes() -> list[Sandbox]:
 
 def _sandbox(row: _Facts, standing: Standing) -> Sandbox:
     kind = _kind_of(row, standing)
-    so_far = None
-    if row.hourly_price is not None:
-        so_far = row.hourly_price * Decimal((standing.at - row.since) / timedelta(seconds=1)) / _HOUR
+    so_far = None if row.hourly_price is None else spent(row.hourly_price, row.since, standing.at)
     reasons = tuple(_reasons(row, standing, kind))
     return Sandbox(
         lease=row.lease,
@@ -275,6 +293,11 @@ def _sandbox(row: _Facts, standing: Standing) -> Sandbox:
         hourly_price=row.hourly_price,
         so_far=so_far,
     )
+
+
+def spent(hourly_price: Decimal, since: datetime, now: datetime) -> Decimal:
+    """Return what a price an hour comes to over a time."""
+    return hourly_price * Decimal((now - since) / timedelta(seconds=1)) / _HOUR
 
 
 def _kind_of(row: _Facts, standing: Standing) -> Kind:

@@ -1,15 +1,38 @@
 """The operator's pages: Django's stock admin, one module per subject.
 
 What the system itself writes (leases, obligations, attempts, receipts, operations, activities, the log) can only be
-looked at here; an obligation is moved by its action alone. What people configure can be edited, and what does not fit
-its provider's schema is refused in the form. Nothing is ever deleted in bulk.
+looked at here; an obligation is moved by its action alone, and what becomes of a kept sandbox is decided on pages that
+ask for a reason. What people configure can be edited, and what does not fit its provider's schema is refused in the
+form. Nothing is ever deleted in bulk.
 """
 
 from django.contrib import admin
 
-from leases.admin import accounts, audit, environments, inventory, journal, lease, obligations, receipts, tenancy
+from leases.admin import (
+    accounts,
+    audit,
+    environments,
+    holds,
+    inventory,
+    journal,
+    lease,
+    obligations,
+    receipts,
+    tenancy,
+)
 
-__all__ = ["accounts", "audit", "environments", "inventory", "journal", "lease", "obligations", "receipts", "tenancy"]
+__all__ = [
+    "accounts",
+    "audit",
+    "environments",
+    "holds",
+    "inventory",
+    "journal",
+    "lease",
+    "obligations",
+    "receipts",
+    "tenancy",
+]
 
 admin.site.disable_action("delete_selected")
 admin.site.site_header = admin.site.site_title = "paperclip_env"

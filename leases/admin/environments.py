@@ -5,22 +5,39 @@ from __future__ import annotations
 from django.contrib import admin
 from django.utils.safestring import SafeString
 
+from leases.admin.lengths import LengthField, written
 from leases.admin.removals import Removable
 from leases.admin.schemas import schema_of, schemas
 from leases.admin.stock import CheckedForm
 from leases.admin.times import badge
 from leases.models import Environment, ProviderAccount
+from leases.models.environments import RETAIN_FOR, REUSE_IDLE_FOR
 
 
 class EnvironmentForm(CheckedForm[Environment]):
     same_company = ("account",)
+    reuse_idle_for = LengthField(
+        label="Idle for",
+        initial=REUSE_IDLE_FOR,
+        help_text="How long a stopped sandbox waits for its next run, such as 7 days or 12 hours; then it is destroyed. "
+        "Only sandboxes acquired from now on follow a change.",
+    )
+    retain_for = LengthField(
+        label="Retained for",
+        initial=RETAIN_FOR,
+        required=False,
+        help_text="How long a stopped sandbox is kept for its files, such as 30 days. Empty: until an operator decides; each "
+        "one then stands in the queue, with what it costs.",
+    )
 
 
 @admin.register(Environment)
 class EnvironmentAdmin(Removable[Environment]):
     form = EnvironmentForm
     identities = ("id", "account_id")
-    list_display = ("name", "company", "account", "policy", "drain_seconds", "hourly_price", "shown_status")
+    list_display = (
+        "name", "company", "account", "policy", "drain_seconds", "idle", "retained", "hourly_price", "shown_status"
+    )  # fmt: skip
     list_filter = ("status", "policy", "account__provider", "company")
     list_select_related = ("company", "account")
     search_fields = ("name", "account__name", "company__name")
@@ -40,6 +57,14 @@ class EnvironmentAdmin(Removable[Environment]):
     def expected_config(self, environment: Environment) -> SafeString:
         account = ProviderAccount.objects.filter(pk=environment.account_id).first()  # none chosen yet on a new page
         return schema_of(account.provider, "Config") if account else schemas("Config")
+
+    @admin.display(description="idle for", ordering="reuse_idle_for")
+    def idle(self, environment: Environment) -> str:
+        return written(environment.reuse_idle_for)
+
+    @admin.display(description="retained for", ordering="retain_for")
+    def retained(self, environment: Environment) -> str:
+        return written(environment.retain_for) if environment.retain_for else "an operator decides"
 
     @admin.display(description="status", ordering="status")
     def shown_status(self, environment: Environment) -> SafeString:

@@ -54,6 +54,7 @@ class SubjectFilter(OneOf):
     column = "subject_type"
     words = (
         "lease",
+        "hold",
         "obligation",
         "operation",
         "provideraccount",

@@ -7,14 +7,16 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import Prefetch, QuerySet
 from django.http import HttpRequest
-from django.urls import reverse
+from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from typing_extensions import override
 
 from leases import proof
+from leases.admin import keeping
 from leases.admin.filters import ErrorKindFilter
 from leases.admin.owed import of_lease, section
+from leases.admin.owners import owners_view
 from leases.admin.situation import TONES, situation_of
 from leases.admin.stock import ViewOnly
 from leases.admin.times import NONE, badge, exact_of_row, of_row, short, span
@@ -83,6 +85,8 @@ class LeaseAdmin(ViewOnly[Lease]):
         "was_released",
         "provider_ends_it",
         "ends_by_itself",
+        "is_kept_until",
+        "was_orphaned",
         "was_started",
         "lost",
         "execution",
@@ -106,6 +110,8 @@ class LeaseAdmin(ViewOnly[Lease]):
                     "was_released",
                     "ends_by_itself",
                     "provider_ends_it",
+                    "is_kept_until",
+                    "was_orphaned",
                 )
             },
         ),
@@ -124,6 +130,8 @@ class LeaseAdmin(ViewOnly[Lease]):
                     "config",
                     "policy",
                     "drain_seconds",
+                    "reuse_idle_for",
+                    "retain_for",
                     "hourly_price",
                 ),
             },
@@ -138,7 +146,20 @@ class LeaseAdmin(ViewOnly[Lease]):
 
     @override
     def more(self, request: HttpRequest, row: Lease) -> dict[str, Any]:
-        return section(request, of_lease(row)) | {"timeline": timeline(row)}
+        return (
+            section(request, of_lease(row))
+            | keeping.facts(row)
+            | {"keep_decisions": keeping.choices(request, row), "timeline": timeline(row)}
+        )
+
+    @override
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view(owners_view)
+        return [
+            path("owners/", view, name="leases_lease_owners"),
+            *keeping.urls(self.admin_site, Lease),
+            *super().get_urls(),
+        ]
 
     @admin.display(description="state", ordering="state")
     def shown_state(self, lease: Lease) -> SafeString:
@@ -172,6 +193,16 @@ class LeaseAdmin(ViewOnly[Lease]):
     @admin.display(description="the lease ends by itself")
     def ends_by_itself(self, lease: Lease) -> SafeString | str:
         return exact_of_row(lease, "ends_at")
+
+    @admin.display(description="kept until")
+    def is_kept_until(self, lease: Lease) -> SafeString | str:
+        if lease.state not in Lease.KEPT:
+            return NONE
+        return exact_of_row(lease, "kept_until") if lease.kept_until else "an operator decides"
+
+    @admin.display(description="nobody's since")
+    def was_orphaned(self, lease: Lease) -> SafeString | str:
+        return exact_of_row(lease, "orphaned_at")
 
     @admin.display(description="last start, by the provider's clock")
     def was_started(self, lease: Lease) -> SafeString | str:

@@ -7,21 +7,21 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
-from django.db.models import F, Model, Q, QuerySet
+from django.db.models import F, Max, Model, OuterRef, Q, QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from typing_extensions import override
 
-from leases import proof
+from leases import ownership, proof
 from leases.admin import decisions, retry
 from leases.admin.filters import ErrorKindFilter, LastErrorKindFilter, QuietFilter
 from leases.admin.owed import of_subject, section
 from leases.admin.situation import CONDITIONS, OPEN, TONES, Situation, situation_of
 from leases.admin.stock import ViewOnly
 from leases.admin.times import NONE, badge, of_row, short, span
-from leases.models import Attempt, Obligation
+from leases.models import Attempt, Obligation, Receipt
 
 ATTEMPTS_SHOWN = 20
 
@@ -117,6 +117,12 @@ class ObligationAdmin(ViewOnly[Obligation]):
             *super().get_urls(),
         ]
 
+    @override
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Obligation]:
+        proofs = Receipt.objects.filter(lease=OuterRef("lease"), epoch=OuterRef("lease__epoch")).values("lease")
+        kept_since = Subquery(proofs.annotate(at=Max("confirmed_at")).values("at"))
+        return super().get_queryset(request).annotate(kept_since=kept_since)
+
     def has_retry_permission(self, request: HttpRequest) -> bool:
         return retry.may_retry(request)
 
@@ -143,7 +149,8 @@ class ObligationAdmin(ViewOnly[Obligation]):
         if obligation.escalated_at:
             shown = format_html("{} {}", shown, badge("escalated", "bad"))
         if standing == Situation.QUIET:
-            return format_html("{} <br>{}", shown, obligation.get_quiet_display())
+            cost = f" ({_cost(obligation)})" if obligation.quiet == Obligation.Quiet.OPERATOR_DECIDES else ""
+            return format_html("{} <br>{}{}", shown, obligation.get_quiet_display(), cost)
         if standing == Situation.IN_FLIGHT:
             return format_html("{} <br>{}", shown, obligation.worker)
         return shown
@@ -176,6 +183,16 @@ class ObligationAdmin(ViewOnly[Obligation]):
     def failed(self, obligation: Obligation) -> str:
         last = f" ({obligation.last_error_kind})" if obligation.last_error_kind else ""
         return f"{obligation.failures}{last}"
+
+
+def _cost(obligation: Obligation) -> str:
+    """What a kept sandbox costs that waits for a person, as the report reckons it (`leases.ownership`)."""
+    kept: Any = obligation
+    price = kept.lease.hourly_price
+    if price is None:
+        return "price unknown"
+    so_far = ownership.spent(price, kept.kept_since or kept.lease.released_at, kept.database_now)
+    return f"at most {price:.2f} an hour, {so_far:.2f} so far"
 
 
 @admin.register(Attempt)

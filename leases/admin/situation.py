@@ -110,6 +110,8 @@ def _waiting(obligation: Obligation, now: datetime) -> str:
         return "The start may still be answered; it is looked at after that."
     if obligation.kind == Obligation.Kind.END_LEASE:
         return "The lease is released by itself then."
+    if obligation.kind == Obligation.Kind.DISPOSE:
+        return "The sandbox is kept until then: its time is not over, or something holds it."
     return "Not due yet."
 
 

@@ -7,9 +7,11 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import Prefetch, Q, QuerySet
 from django.http import HttpRequest
+from django.urls import URLPattern
 from django.utils.safestring import SafeString
 from typing_extensions import override
 
+from leases.admin import keeping
 from leases.admin.owed import of_subject, section
 from leases.admin.removals import Removable
 from leases.admin.situation import TONES, situation_of
@@ -88,6 +90,14 @@ class IssueAdmin(Editable[Issue]):
     ordering = ("-created_at",)
     fields = ("company", "title", "id", "created_at")
     readonly_fields = ("id", "created_at")
+
+    @override
+    def get_urls(self) -> list[URLPattern]:
+        return [*keeping.urls(self.admin_site, Issue), *super().get_urls()]
+
+    @override
+    def more(self, request: HttpRequest, row: Issue) -> dict[str, Any]:
+        return keeping.facts(row) | {"keep_decisions": keeping.choices(request, row)}
 
     @admin.display(description="created", ordering="created_at")
     def created(self, issue: Issue) -> SafeString | str:

@@ -35,6 +35,7 @@ def owed_table(context: dict[str, Any]) -> dict[str, Any]:
         return {"allowed": False}
     return {
         "allowed": True,
+        "perms": context["perms"],
         "tallies": tallies(),
         "situations": [(situation.value, situation.label) for situation in Situation],
         "broken": ProviderAccount.objects.filter(circuit=ProviderAccount.Circuit.OPEN).count(),
