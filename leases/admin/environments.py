@@ -19,15 +19,15 @@ class EnvironmentForm(CheckedForm[Environment]):
     reuse_idle_for = LengthField(
         label="Idle for",
         initial=REUSE_IDLE_FOR,
-        help_text="How long a stopped sandbox waits for its next run, such as 7 days or 12 hours; then it is destroyed. "
-        "Only sandboxes acquired from now on follow a change.",
+        help_text="How long a stopped sandbox waits for its next run, such as 7 days or 12 hours. It is "
+        "destroyed then. Only sandboxes acquired from now on follow a change.",
     )
     retain_for = LengthField(
         label="Retained for",
         initial=RETAIN_FOR,
         required=False,
-        help_text="How long a stopped sandbox is kept for its files, such as 30 days. Empty: until an operator decides; each "
-        "one then stands in the queue, with what it costs.",
+        help_text="How long a stopped sandbox is kept for its files, such as 30 days. Empty: until you decide; "
+        "each one then stands in the queue, with what it costs.",
     )
 
 
@@ -36,7 +36,7 @@ class EnvironmentAdmin(Removable[Environment]):
     form = EnvironmentForm
     identities = ("id", "account_id")
     list_display = (
-        "name", "company", "account", "policy", "drain_seconds", "idle", "retained", "hourly_price", "shown_status"
+        "name", "company", "account", "policy", "drain_seconds", "keeps", "hourly_price", "shown_status"
     )  # fmt: skip
     list_filter = ("status", "policy", "account__provider", "company")
     list_select_related = ("company", "account")
@@ -58,13 +58,10 @@ class EnvironmentAdmin(Removable[Environment]):
         account = ProviderAccount.objects.filter(pk=environment.account_id).first()  # none chosen yet on a new page
         return schema_of(account.provider, "Config") if account else schemas("Config")
 
-    @admin.display(description="idle for", ordering="reuse_idle_for")
-    def idle(self, environment: Environment) -> str:
-        return written(environment.reuse_idle_for)
-
-    @admin.display(description="retained for", ordering="retain_for")
-    def retained(self, environment: Environment) -> str:
-        return written(environment.retain_for) if environment.retain_for else "an operator decides"
+    @admin.display(description="keeps", ordering="retain_for")
+    def keeps(self, environment: Environment) -> str:
+        files = f"{written(environment.retain_for)}" if environment.retain_for else "until an operator decides"
+        return f"idle {written(environment.reuse_idle_for)}; for files {files}"
 
     @admin.display(description="status", ordering="status")
     def shown_status(self, environment: Environment) -> SafeString:

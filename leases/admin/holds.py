@@ -51,7 +51,7 @@ class StandsFilter(admin.SimpleListFilter):
 @admin.register(Hold)
 class HoldAdmin(ViewOnly[Hold]):
     identities = ("id", "lease_id", "issue_id")
-    list_display = ("what", "on", "shown_strength", "holder", "ends", "placed", "company")
+    list_display = ("what", "on", "strength", "holder", "ends", "placed", "company")
     list_filter = (StandsFilter, "kind", "strength", "company")
     list_select_related = ("company", "lease", "issue")
     search_fields = ("holder__startswith", "lease__resource_id__startswith", "issue__title", "reason")
@@ -84,7 +84,7 @@ class HoldAdmin(ViewOnly[Hold]):
     def on(self, hold: Hold) -> SafeString:
         if hold.lease is not None:
             url = reverse("admin:leases_lease_change", args=[hold.lease_id])
-            return format_html('lease <a href="{}">{}</a>', url, short(hold.lease.resource_id))
+            return format_html('sandbox <a href="{}">{}</a>', url, short(hold.lease.resource_id))
         url = reverse("admin:leases_issue_change", args=[hold.issue_id])
         return format_html('every kept sandbox of <a href="{}">{}</a>', url, hold.issue)
 

@@ -83,6 +83,10 @@ class Keeping(View):
     def confirmation(self, row: Any) -> str:  # noqa: ARG002 - for those that ask for one
         return ""
 
+    def in_the_way(self, row: Any) -> str:  # noqa: ARG002 - for those that something can stand in the way of
+        """Return why it would be refused now, "" where it would not. The page says so instead of asking."""
+        return ""
+
     @classmethod
     def address(cls, pk: UUID) -> str:
         return reverse(f"admin:leases_{cls.model.__name__.lower()}_{cls.key}", args=[pk])
@@ -134,6 +138,7 @@ class Keeping(View):
             "grave": self.grave,
             "subject": row,
             "confirmation": self.confirmation(row),
+            "in_the_way": self.in_the_way(row),
             **facts(row),
         }
         return TemplateResponse(request, "admin/leases/keep.html", context)
@@ -173,8 +178,8 @@ class HoldIssue(Keeping):
     model = Issue
     label = "Hold its sandboxes…"
     explanation = (
-        "No sandbox of this issue that is stopped and kept, now or later, is destroyed before the day of review. What is "
-        "in use is not touched."
+        "No sandbox of this issue that is stopped and kept, now or later, is destroyed before the day of review. "
+        "What is in use is not touched."
     )
     permission = "leases.add_hold"
     form = ReviewForm
@@ -263,6 +268,10 @@ class DestroyNow(_OfKept):
     def confirmation(self, row: Lease) -> str:
         return row.resource_id
 
+    def in_the_way(self, row: Lease) -> str:
+        standing = holds.standing([row.pk])[row.pk]
+        return sentence(keeping.Held(standing)) if standing.is_held else ""
+
     def decide(self, row: Lease, data: dict[str, Any], *, actor: str) -> str:
         keeping.destroy_now(row.pk, company_id=row.company_id, actor=actor, reason=data["reason"])
         return "Its destruction is owed now."
@@ -343,7 +352,7 @@ def facts(row: Lease | Issue | Hold) -> dict[str, Any]:
     if isinstance(row, Hold):
         return {"now": now, "holds": [row]} if row.lease is None else {**facts(row.lease), "holds": [row]}
     rows = open_holds(Q(lease=row) | Q(issue__isnull=False, issue=row.issue_id))
-    return {"now": now, "holds": rows, "kept": ownership.of(row.pk), "forever": holds.FOREVER, "lease": row}
+    return {"now": now, "holds": rows, "kept": ownership.of(row.pk), "lease": row}
 
 
 def open_holds(whose: Q) -> QuerySet[Hold]:
@@ -358,7 +367,6 @@ def _of_issue(issue: Issue) -> dict[str, Any]:
     return {
         "sandboxes": [(lease, found[lease.pk]) for lease in leases[:SHOWN_SANDBOXES] if lease.pk in found],
         "more_sandboxes": len(leases) > SHOWN_SANDBOXES,
-        "forever": holds.FOREVER,
     }
 
 

@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString
 from typing_extensions import override
 
 from leases import ownership, proof
-from leases.admin import decisions, retry
+from leases.admin import decisions, keeping, retry
 from leases.admin.filters import ErrorKindFilter, LastErrorKindFilter, QuietFilter
 from leases.admin.owed import of_subject, section
 from leases.admin.situation import CONDITIONS, OPEN, TONES, Situation, situation_of
@@ -24,6 +24,9 @@ from leases.admin.times import NONE, badge, of_row, short, span
 from leases.models import Attempt, Obligation, Receipt
 
 ATTEMPTS_SHOWN = 20
+
+_SETTLES = frozenset({Obligation.Kind.DISPOSE, Obligation.Kind.SETTLE_ORPHAN})
+"""Kinds whose page says what keeps the sandbox: they wait for just that."""
 
 
 def newest_attempts(obligation: Obligation) -> QuerySet[Attempt]:
@@ -133,7 +136,10 @@ class ObligationAdmin(ViewOnly[Obligation]):
 
     @override
     def more(self, request: HttpRequest, row: Obligation) -> dict[str, Any]:
-        return section(request, of_subject(Q(pk=row.pk))) | {"attempts": newest_attempts(row)}
+        shown = section(request, of_subject(Q(pk=row.pk))) | {"attempts": newest_attempts(row)}
+        if row.lease is not None and row.is_open and row.kind in _SETTLES:
+            shown |= keeping.facts(row.lease) | {"keep_decisions": keeping.choices(request, row.lease)}
+        return shown
 
     @admin.display(description="owed", ordering="kind")
     def what(self, obligation: Obligation) -> str:

@@ -9,7 +9,6 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
-from leases.holds import FOREVER
 from leases.models import Lease
 from leases.ownership import ownership
 
@@ -29,6 +28,5 @@ def owners_view(request: HttpRequest) -> HttpResponse:
         "history": told.history,
         "mass_lapse": told.mass_lapse,
         "now": told.at,
-        "forever": FOREVER,
     }
     return TemplateResponse(request, "admin/leases/owners.html", context)

@@ -93,6 +93,8 @@ def _why(obligation: Obligation, situation: Situation, now: datetime) -> str:
     if situation == Situation.DUE:
         if obligation.attempt_id:
             return f"The attempt of {obligation.worker} lost its protection; any worker may take over."
+        if obligation.kind in {Obligation.Kind.DISPOSE, Obligation.Kind.SETTLE_ORPHAN}:
+            return "Due: the next free worker looks whether anything still needs the sandbox."
         return "Due: the next free worker takes it."
     return _waiting(obligation, now)
 

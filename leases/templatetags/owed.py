@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django import template
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from leases import proof
@@ -13,6 +14,7 @@ from leases.admin import times
 from leases.admin.owed import tallies
 from leases.admin.situation import Situation
 from leases.clock import database_now
+from leases.holds import FOREVER
 from leases.models import ProviderAccount
 
 register = template.Library()
@@ -21,6 +23,14 @@ register = template.Library()
 @register.simple_tag
 def when(at: datetime | None, now: datetime) -> SafeString | str:
     return times.when(at, now)
+
+
+@register.simple_tag
+def until(at: datetime | None, now: datetime) -> SafeString | str:
+    """Say until when something holds; None and `FOREVER` where only a write ends it."""
+    if at is None or at == FOREVER:
+        return "until it is ended"
+    return format_html("until {} UTC ({})", f"{at:%Y-%m-%d %H:%M}", times.when(at, now))
 
 
 @register.filter

@@ -111,6 +111,8 @@ class Command(BaseCommand):
             )
 
     def _group(self, group: Group, at: datetime, *, named: bool) -> None:
+        if named:
+            self.stdout.write(f"{group.label}:")
         for because in group.because:
             self.stdout.write(
                 f"{because.count} {group.label}: {because.sentence}{_strength(because)}, {_until(because)}"
@@ -140,7 +142,7 @@ def _number(text: str) -> int:
 def _line(sandbox: Sandbox, at: datetime) -> str:
     whose = f" of {sandbox.environment}" if sandbox.environment else ""
     parts = [f"{sandbox.lease} {sandbox.resource_id} ({sandbox.provider}{whose})"]
-    parts += [f"{reason.sentence} {_moment(reason.until)}" for reason in sandbox.reasons]
+    parts += [f"{reason.sentence}, {_moment(reason.until)}" for reason in sandbox.reasons]
     if sandbox.person:
         parts.append(Obligation.Quiet(sandbox.person).label)
     parts.append(f"next {_ahead(sandbox.due_at, at)}" if sandbox.due_at or not sandbox.person else "not by itself")
