@@ -13,7 +13,7 @@ from uuid import UUID
 from django.db import transaction
 from django.db.models import Q, QuerySet
 
-from leases import arguments, holds, transitions
+from leases import arguments, audit, holds, transitions
 from leases.clock import database_now
 from leases.errors import LeaseError, NotFound
 from leases.models import Issue, Lease, Run
@@ -66,6 +66,7 @@ def destroy_now(lease_id: UUID, *, company_id: UUID, actor: str, reason: str) ->
         if standing.is_held:
             raise Held(standing)
         transitions.dispose(lease, reason="destroyed_by_operator", actor=actor)
+        audit.record("lease.destroyed_by_operator", lease, company_id=lease.company_id, actor=actor, reason=reason)
     return lease
 
 
@@ -80,7 +81,8 @@ def destroy_for_issue(issue_id: UUID, *, company_id: UUID, actor: str, reason: s
     arguments.reason(reason, "destroying sandboxes")
     destroyed, held = [], []
     with transaction.atomic():
-        if not Issue.objects.select_for_update(no_key=True).filter(pk=issue_id, company_id=company_id).exists():
+        issue = Issue.objects.select_for_update(no_key=True).filter(pk=issue_id, company_id=company_id).first()
+        if issue is None:
             raise NotFound(f"no issue {issue_id} in this company")
         kept = Lease.objects.filter(issue_id=issue_id, company_id=company_id, state__in=Lease.KEPT)
         for lease in kept.select_for_update(no_key=True).order_by("pk"):
@@ -90,6 +92,15 @@ def destroy_for_issue(issue_id: UUID, *, company_id: UUID, actor: str, reason: s
             else:
                 transitions.dispose(lease, reason="issue_closed", actor=actor)
                 destroyed.append(lease.pk)
+        audit.record(
+            "issue.sandboxes_destroyed",
+            issue,
+            company_id=company_id,
+            actor=actor,
+            reason=reason,
+            destroyed=[str(pk) for pk in destroyed],
+            held=[str(standing.lease_id) for standing in held],
+        )
     return Destroyed(tuple(destroyed), tuple(held))
 
 

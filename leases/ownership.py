@@ -16,15 +16,16 @@ from uuid import UUID
 from django.db import connection
 from django.db.models import TextChoices
 
-from leases import holds
+from leases import controllers, holds
 from leases.holds import FOREVER, Reason, Standing
-from leases.models import Lease, Obligation, Run
+from leases.models import Hold, Lease, Obligation, Run
 from leases.snapshot import snapshot
 
 SHOWN = 20
 """Sandboxes that the report names of a kind, those that are acted on first."""
 
-DECIDES = "operator_decides"
+DECIDES = Obligation.Quiet.OPERATOR_DECIDES.value
+UNACKNOWLEDGED = Obligation.Quiet.UNACKNOWLEDGED.value
 _ACTIVE, _PENDING = Lease.State.ACTIVE.value, Lease.State.PENDING_CLEANUP.value
 _HOUR = Decimal(3600)
 _NOTHING = Decimal(0)
@@ -155,7 +156,6 @@ class MassLapse:
     """Runs whose controllers' holds are over and about which a person is asked, because so many lapsed at once."""
 
     runs: int
-    since: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,22 +223,31 @@ SELECT min(greatest(o.due_at, a.blocked_until))
  WHERE o.closed_at IS NULL AND o.kind = %s AND o.attempt_id IS NULL AND o.due_at IS NOT NULL
 """
 
-_FACTS = """
+_FACTS = f"""
 SELECT l.id, l.state, l.resource_id, l.provider, coalesce(e.name, ''), l.scope <> '', l.orphaned_at IS NOT NULL,
        l.hourly_price, l.ends_at,
        CASE WHEN l.state IN ('released', 'retained') THEN coalesce(
-           (SELECT max(r.confirmed_at) FROM leases_receipt r WHERE r.lease_id = l.id AND r.epoch = l.epoch),
+           (SELECT max(p.confirmed_at) FROM leases_receipt p WHERE p.lease_id = l.id AND p.epoch = l.epoch),
            l.released_at) ELSE l.acquired_at END,
-       u.status, u.controller_id, u.controller_expires_at,
-       o.id, o.due_at, o.attempt_id IS NOT NULL, o.quiet, o.drain_until, o.held_verb
+       r.status, r.controller_id, CASE WHEN r.controller_expires_at IS NOT NULL THEN {controllers.ENDS} END,
+       o.id, o.due_at, o.attempt_id IS NOT NULL, o.quiet, o.drain_until, o.held_verb,
+       o.kind = 'settle_orphan' AND (
+           EXISTS (SELECT 1 FROM leases_operation p WHERE p.run_uuid = l.run_id AND p.state = 'pending')
+           OR EXISTS (SELECT 1 FROM leases_obligation s
+                       WHERE s.run_id = l.run_id AND s.kind = 'startup' AND s.closed_at IS NULL)),
+       o.kind = 'settle_orphan' AND EXISTS (
+           SELECT 1 FROM leases_operation p
+            WHERE p.run_uuid = l.run_id AND p.cancelled_at IS NOT NULL
+              AND (r.cancel_acknowledged_at IS NULL OR p.cancelled_at > r.cancel_acknowledged_at))
   FROM leases_lease l
+  LEFT JOIN leases_installation i ON true
   LEFT JOIN leases_environment e ON e.id = l.environment_id
-  LEFT JOIN leases_run u ON u.id = l.run_id
+  LEFT JOIN leases_run r ON r.id = l.run_id
   LEFT JOIN leases_obligation o ON o.lease_id = l.id AND o.closed_at IS NULL
         AND o.kind = CASE l.state WHEN 'active' THEN 'settle_orphan' WHEN 'pending_cleanup' THEN 'teardown'
                                   ELSE 'dispose' END
  WHERE l.state IN ('active', 'released', 'retained', 'pending_cleanup')
-"""
+"""  # noqa: S608 - constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +273,17 @@ class _Facts:
     quiet: str | None
     drain_until: datetime | None
     held_verb: str | None
+    startup_open: bool | None
+    """As `startup.is_open` says it of the run of an orphan."""
+    unacknowledged: bool | None
+    """As `startup.is_unacknowledged` says it."""
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether nobody uses an active lease whose settle is owed; as that settle looks at it."""
+        if self.obligation is None:
+            return False
+        return self.run_status not in Run.LIVE if self.run_status is not None else self.ends_at is None
 
 
 def _sandboxes() -> list[Sandbox]:
@@ -306,7 +326,7 @@ def _kind_of(row: _Facts, standing: Standing) -> Kind:
     if row.state == _ACTIVE:
         if any(reason.name == "shutdown_fence" for reason in standing.reasons):
             return Kind.FENCED
-        return Kind.ORPHAN if row.obligation is not None else Kind.IN_USE
+        return Kind.ORPHAN if row.is_orphan else Kind.IN_USE
     if row.orphaned:
         return Kind.RETAINED_ORPHAN
     return Kind.REUSABLE if row.reusable and row.state == Lease.State.RELEASED else Kind.RETAINED
@@ -338,23 +358,24 @@ _TIME = {Kind.REUSABLE: "it waits for the next run", Kind.RETAINED: "the time fo
 
 def _holder(row: _Facts) -> Reason:
     """Who uses an active lease, and until when that is known."""
-    if row.run_status is None:
-        if row.ends_at is not None:
-            return Reason("ad_hoc", _ALWAYS, "its ad-hoc use ends by itself", row.ends_at, explicit=False)
-        return Reason("ad_hoc_endless", _ALWAYS, "its ad-hoc use has no end of its own", FOREVER, explicit=False)
+    if row.run_status is None and row.ends_at is not None:
+        return Reason("ad_hoc", _ALWAYS, "its ad-hoc use ends by itself", row.ends_at, explicit=False)
     if row.run_status in Run.LIVE and row.controller_until is not None:
         until = row.controller_until
         return Reason("controller", _ALWAYS, "the controller of its run holds it", until, explicit=False)
     if row.run_status in Run.LIVE:
-        return Reason("run", _ALWAYS, "its run is not over, and no controller's time is set", FOREVER, explicit=False)
-    return Reason("unreleased", _ALWAYS, "its run is over, and it was not released", FOREVER, explicit=False)
+        return Reason("run", _ALWAYS, "its run is not over, and no controller holds it", FOREVER, explicit=False)
+    return Reason("unsettled", _ALWAYS, "nobody uses it, and nothing owes to settle that", FOREVER, explicit=False)
 
 
 def _person(row: _Facts, standing: Standing, kind: Kind) -> str:
-    if row.quiet and row.quiet in Obligation.FOR_PEOPLE and row.quiet != DECIDES:
+    """Why a person is needed: as the row says, or as its settle will say that is due."""
+    if row.quiet and row.quiet in Obligation.FOR_PEOPLE:
         return row.quiet
     if kind in STOPPED and standing.releasable_at is None:
         return DECIDES
+    if kind == Kind.ORPHAN and row.unacknowledged and not row.startup_open:
+        return UNACKNOWLEDGED
     return ""
 
 
@@ -371,17 +392,21 @@ def _due(row: _Facts, standing: Standing, kind: Kind, reasons: tuple[Reason, ...
     looked_at = standing.at if row.in_flight and kind in SETTLED else row.due_at
     if looked_at is None:
         return None
-    ends = _let_go_at(standing, kind)
+    ends = _let_go_at(standing, kind, reasons)
     return looked_at if ends is None else _if_ever(max(ends, looked_at))
 
 
-def _let_go_at(standing: Standing, kind: Kind) -> datetime | None:
+def _let_go_at(standing: Standing, kind: Kind, reasons: tuple[Reason, ...]) -> datetime | None:
     """When nothing is in the way any more of what its settle wants, None: nothing is."""
     if kind in STOPPED:
         return standing.releasable_at
-    if kind == Kind.ORPHAN:  # it is stopped and kept, which only another user of the sandbox forbids
-        return max((reason.until for reason in standing.reasons if reason.name == "other_lease"), default=None)
+    if kind == Kind.ORPHAN:
+        return max((reason.until for reason in reasons if reason.name in _KEEP_IN_USE), default=None)
     return None
+
+
+_KEEP_IN_USE = frozenset({"startup", "other_lease", Hold.Kind.SHUTDOWN_FENCE.value})
+"""What an orphan's settle waits for. It stops and keeps the sandbox, which no other hold forbids."""
 
 
 def _if_ever(at: datetime | None) -> datetime | None:
@@ -462,20 +487,11 @@ def _history(at: datetime) -> Iterator[History]:  # noqa: ARG001 - the statement
             yield History(pk, name, provider, count, undecided, due, Cost(per_hour, so_far, unknown, at_most=True))
 
 
-_LAPSED = """
-SELECT (SELECT count(*) FROM leases_run r
-         WHERE r.status IN ('queued', 'scheduled_retry', 'running') AND r.controller_expires_at <= now()),
-       o.owed_since
-  FROM leases_obligation o
- WHERE o.closed_at IS NULL AND o.kind = 'watch_controllers' AND o.quiet = 'mass_lapse'
-"""
-
-
 def _mass_lapse() -> MassLapse | None:
-    with connection.cursor() as cursor:
-        cursor.execute(_LAPSED)
-        row = cursor.fetchone()
-    return MassLapse(*row) if row else None
+    asked = Obligation.objects.filter(
+        kind=Obligation.Kind.WATCH_CONTROLLERS, closed_at__isnull=True, quiet=Obligation.Quiet.MASS_LAPSE
+    )
+    return MassLapse(len(controllers.lapsed())) if asked.exists() else None
 
 
 def _now() -> datetime:
