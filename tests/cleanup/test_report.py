@@ -343,7 +343,7 @@ def test_ends_without_proof_are_one_line_for_each_account() -> None:
         lease = factories.teardown(factories.lease(factories.environment(account), hourly_price=Decimal(1))).lease
         with transaction.atomic():
             transitions.settle_unverified(lease, lease.obligations.get(), actor="olga", reason="gone")
-        lease.obligations.filter(kind="verify_end").update(**values)
+        Obligation.objects.filter(lease=lease, kind="verify_end").update(**values)
     (history,) = ownership().history
     assert (history.name, history.open, history.undecided, history.next_due) == (account.name, 2, 1, later)
     assert (history.cost.per_hour, history.cost.at_most) == (2, True)
@@ -474,8 +474,25 @@ def test_every_statement_of_the_report_runs_in_one_read_only_snapshot() -> None:
 
 def _everything() -> None:
     """At least one sandbox of each kind, and what is told beside them."""
-    test_every_lease_whose_sandbox_is_not_gone_is_of_one_kind()
-    test_an_orphan_is_releasable_unless_its_row_waits_or_asks_a_person()
-    test_a_fenced_lease_is_left_alone_until_its_fence_ends()
-    test_ends_without_proof_are_one_line_for_each_account()
-    test_a_hold_on_the_issue_is_told_of_each_of_its_sandboxes()
+    where = factories.environment(factories.account(), hourly_price=Decimal(1))
+    run = _run(controller_id="s", controller_seconds=1, controller_expires_at=factories.at(-5))
+    factories.lease(where)
+    factories.lease(factories.environment(factories.account(run.company)), run=run)
+    fenced = factories.lease(where)
+    Hold.objects.create(
+        company_id=fenced.company_id, lease=fenced, kind="shutdown_fence", strength="always", holder="s",
+        until=factories.at(300),
+    )  # fmt: skip
+    _orphan()
+    _kept(environment_=where, scope="workspace", run=factories.run(fenced.company, status="succeeded"))
+    _hold(_kept(Lease.State.RETAINED, environment_=where))
+    _kept(environment_=where, hours=None)
+    _orphaned(_kept(environment_=where))
+    factories.teardown(factories.lease(where))
+    ended = factories.teardown(factories.lease(where)).lease
+    with transaction.atomic():
+        transitions.settle_unverified(ended, ended.obligations.get(), actor="olga", reason="gone")
+    Obligation.objects.filter(kind="watch_controllers").update(due_at=None, quiet="mass_lapse")
+    told = ownership()
+    assert all(group.count for group in told.groups)
+    assert (len(told.history), told.mass_lapse is not None) == (1, True)

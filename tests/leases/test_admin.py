@@ -32,6 +32,7 @@ from leases.models import (
     Company,
     Credential,
     Environment,
+    Hold,
     Installation,
     InventoryFinding,
     InventoryListing,
@@ -89,6 +90,15 @@ def _credential(company: Company | None = None) -> Credential:
     return Credential.objects.create(company=owner, name=f"credential {uuid4()}", reference="env:SOME_KEY")
 
 
+def _hold() -> Hold:
+    """One on a lease, and one on an issue."""
+    issue, lease = factories.issue(), factories.lease()
+    until = factories.at(60)
+    operator = {"kind": "operator", "strength": "always", "holder": "olga", "until": until}
+    Hold.objects.create(company=issue.company, issue=issue, **operator)
+    return Hold.objects.create(company_id=lease.company_id, lease=lease, **operator)
+
+
 def _run() -> Run:
     company = factories.company()
     return factories.run(company, issue=factories.issue(company))
@@ -133,6 +143,7 @@ MAKERS: dict[type[Model], Callable[[], Model]] = {
     Company: factories.company,
     Credential: _credential,
     Environment: factories.environment,
+    Hold: _hold,
     Installation: Installation.current,
     InventoryFinding: factories.finding,
     InventoryListing: factories.listing,
@@ -243,7 +254,7 @@ def test_every_row_has_a_page(olga: Client, model: type[Model]) -> None:
 def test_what_the_system_writes_is_view_only() -> None:
     assert {
         Lease, Attempt, Receipt, Obligation, Operation, BridgeActivity, ActivityEntry, Installation,
-        InventoryFinding, InventoryListing,
+        InventoryFinding, InventoryListing, Hold,
     } == set(VIEW_ONLY)  # fmt: skip
 
 
@@ -346,6 +357,7 @@ def test_an_environment_that_does_not_fit_its_provider_is_refused_by_the_name_of
         "config": json.dumps({"image": "python", "memory_mb": "much"}),
         "policy": "ephemeral",
         "drain_seconds": 30,
+        "reuse_idle_for": "7 days",
         "status": "active",
     }
     answer = olga.post(_url("add", Environment), form)
@@ -568,11 +580,11 @@ def test_a_lease_shows_the_advice_of_a_quiet_row_and_the_circuit_in_the_way(olga
 
 def test_a_debt_that_was_closed_without_proof_stays_visible(olga: Client) -> None:
     owed = factories.teardown()
-    Lease.objects.filter(pk=owed.lease_id).update(state=Lease.State.FAILED)
-    transitions.close(owed, Obligation.ClosedAs.UNVERIFIED)
-    page = olga.get(_url("change", Lease, owed.lease_id)).content.decode()
-    assert "Nothing proves that the sandbox ended" in page
-    assert "Retry now" not in page
+    transitions.settle_unverified(owed.lease, owed, actor="olga", reason="gone")
+    looked_for = Obligation.objects.get(lease=owed.lease_id, kind="verify_end", closed_at=None)
+    page = olga.get(_url("change", Lease, owed.lease_id))
+    assert "Nothing proves that the sandbox ended" in page.content.decode()
+    assert page.context["retry_ids"] == str(looked_for.pk), "what was given up is not tried again, only looked for"
 
 
 def test_provider_text_and_names_are_escaped_everywhere(olga: Client) -> None:
