@@ -76,6 +76,18 @@ class Report:
             if finding.verdict != Verdict.MISSING and finding.confirmed_at and finding.obligation_id is None
         ]
 
+    @property
+    def missing_in_use(self) -> list[InventoryFinding]:
+        """What an active lease should have and two listings did not hold. It proves nothing; somebody should look."""
+        return [
+            finding
+            for finding in self.findings
+            if finding.verdict == Verdict.MISSING
+            and finding.confirmed_at
+            and finding.lease is not None
+            and finding.lease.state == Lease.State.ACTIVE
+        ]
+
 
 @dataclass(slots=True)
 class Destroyed:
@@ -248,8 +260,12 @@ def _missing(resources: dict[str, Resource], identity: Identity, began_at: datet
         acquired_at__lt=began_at,
     )
     # Of several leases of one sandbox (two accounts may be one at the provider) one speaks for it.
-    lost = {lease.resource_id: lease for lease in needed.order_by("-pk") if lease.resource_id not in resources}
-    return list(lost.values())
+    lost = {
+        resource_id: pk
+        for pk, resource_id in needed.order_by("-pk").values_list("pk", "resource_id").iterator()
+        if resource_id not in resources
+    }
+    return list(Lease.objects.filter(pk__in=lost.values()).order_by("pk"))
 
 
 def _count(report: Report, judgements: dict[str, Judgement], missing: int) -> None:
@@ -354,11 +370,12 @@ def _resolve(finding: InventoryFinding, resolution: InventoryFinding.Resolution)
 
 
 def _open_findings(identity: Identity, *, lock: bool = False) -> Iterator[InventoryFinding]:
-    rows = InventoryFinding.objects.filter(
+    rows = InventoryFinding.objects.select_related("lease").filter(
         provider=identity.provider, account_identity=identity.name, resolved_at__isnull=True
-    ).order_by("pk")
+    )
+    rows = rows.order_by("pk")
     if lock:
-        rows = rows.select_for_update(no_key=True)
+        rows = rows.select_for_update(no_key=True, of=("self",))
     return rows.iterator() if not lock else iter(list(rows))
 
 
@@ -385,6 +402,8 @@ def log_of(reports: Sequence[Report], destroyed: Destroyed) -> None:
             log.warning("inventory: %s not listed: %s", report.account, report.problem)
         elif report.leaks:
             log.warning("inventory: %d confirmed leaks at %s", len(report.leaks), report.account)
+        for finding in report.missing_in_use:
+            log.warning("inventory: lease %s is in use, and %s has no %s", finding.lease_id, report.account, finding)
     for finding, lease in destroyed.owned:
         log.warning("inventory: lease %s owns the leak %s and owes its teardown", lease.pk, finding.resource_id)
     for finding, refused in destroyed.refused:
@@ -429,6 +448,7 @@ def _account_as_json(report: Report) -> dict[str, Any]:
                 "resource_id": finding.resource_id,
                 "name": finding.resource_name,
                 "lease": str(finding.lease_id) if finding.lease_id else None,
+                "lease_state": finding.lease.state if finding.lease else None,
                 "since": finding.first_seen_at.isoformat(),
                 "confirmed_at": finding.confirmed_at.isoformat() if finding.confirmed_at else None,
                 "hourly_price": str(finding.hourly_price) if finding.hourly_price is not None else None,

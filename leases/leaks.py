@@ -50,7 +50,8 @@ NEEDED = (*Lease.LIVE, Lease.State.RELEASED)
 _MARK_COMPANY, _MARK_ENVIRONMENT, _MARK_LEASE, _MARK_RUN = (
     MARK_PREFIX + name for name in ("company", "environment", "lease", "run")
 )
-_BATCH = 500
+_BATCH = 100
+"""Sandboxes looked up at once: of longer lists PostgreSQL does not see that a partial index covers them."""
 
 
 class Standing(StrEnum):

@@ -105,6 +105,11 @@ class Command(BaseCommand):
             self.stdout.write(f"{finding.resource_id}: lease {lease.pk} owns it now, and owes its teardown.")
         for finding, refused in destroyed.refused:
             self.stdout.write(f"{finding.resource_id}: left alone: {refused}.")
+        for finding in (finding for report in reports for finding in report.missing_in_use):
+            self.stdout.write(
+                f"Lease {finding.lease_id} is in use, and its sandbox {finding.resource_id} is not listed: look at the "
+                "provider, and release the lease if it is gone."
+            )
         leaking = inventory.left(reports)
         self.stdout.write(f"{leaking} confirmed leaks are left." if leaking else "No confirmed leak is left.")
         if options["dry_run"]:
