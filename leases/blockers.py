@@ -23,7 +23,7 @@ class Blocker:
     """One row that stands in the way: which, why (a stable code), and a sentence that says what to do about it."""
 
     row: str
-    """The model's name: `lease`, `operation`, `obligation`, `run`, `hold` or `account`."""
+    """The model's name: `lease`, `operation`, `obligation`, `run`, `hold`, `account`, `inventoryfinding`."""
     id: str
     code: str
     told: str

@@ -24,6 +24,7 @@ from leases.models import (
     Credential,
     Environment,
     Hold,
+    InventoryFinding,
     Issue,
     Lease,
     Obligation,
@@ -76,6 +77,13 @@ def what_stands_in_the_way(company_id: UUID) -> Blockers:
         "unproven_end",
         proof.unproven().filter(of_company).exclude(operation__state=Operation.State.UNVERIFIED),
         lambda row: f"an operator ended it without proof: {row.get_kind_display()}",
+    )
+    found.rows(
+        "leak",
+        InventoryFinding.objects.filter(
+            of_company, confirmed_at__isnull=False, resolved_at__isnull=True, obligation__isnull=True
+        ).exclude(verdict=InventoryFinding.Verdict.MISSING),
+        lambda finding: f"an inventory found its sandbox {finding.resource_id}, which nobody deals with",
     )
     standing = Q(until__isnull=True) | Q(until__gt=Now())
     found.rows("hold", Hold.objects.filter(of_company, standing, ended_at__isnull=True), str)

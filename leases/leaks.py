@@ -250,13 +250,13 @@ def destroy(finding_id: int, *, actor: str, reason: str, by_person: bool = False
         raise
 
 
-def require_calm() -> None:
+def require_calm(*, locked: bool = False) -> None:
     """Raise `DecisionRefused` while nothing may be destroyed on the strength of a listing (`trust.may_lapse`).
 
     Not while the database may be a restored or copied one, whose rows know too little; and not for one grace period
     after a failover.
     """
-    if trust.may_lapse():
+    if trust.may_lapse(locked=locked):
         return
     if trust.is_observing():
         raise DecisionRefused(
@@ -348,6 +348,8 @@ def _own(
     locked.lease = lease
     locked.obligation = lease.obligations.get(kind=Obligation.Kind.TEARDOWN, closed_at__isnull=True)
     locked.save(update_fields=["lease", "obligation"])
+    # Last in the order of locks: a verdict on the database that comes now comes after this owner, or before it.
+    require_calm(locked=True)
     audit.record(
         "inventory.owned",
         locked,

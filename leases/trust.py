@@ -61,12 +61,13 @@ def is_observing() -> bool:
     return read().is_observing
 
 
-def may_lapse() -> bool:
+def may_lapse(*, locked: bool = False) -> bool:
     """Return whether anything may end by the passing of time alone: a controller's hold, a leak's grace.
 
-    Not for a while after a failover (`Installation.calm_until`), and not while observing.
+    Not for a while after a failover (`Installation.calm_until`), and not while observing. `locked`: and that stays so
+    until the transaction ends (the row is the last in the order of locks).
     """
-    trust = read()
+    trust = _read(" FOR SHARE") if locked else read()
     return not (trust.is_calm or trust.is_observing)
 
 

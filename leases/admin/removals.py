@@ -38,6 +38,7 @@ _PAGES = {
     "run": "run",
     "hold": "hold",
     "account": "provideraccount",
+    "inventoryfinding": "inventoryfinding",
 }
 
 

@@ -19,7 +19,7 @@ from django_celery_beat.models import PeriodicTask
 
 from cleanup import inventory, tasks
 from cleanup.inventory import Destroyed, Report
-from leases import holds, journal, leaks
+from leases import closing, holds, journal, leaks
 from leases.errors import DecisionRefused
 from leases.models import (
     Installation,
@@ -224,7 +224,7 @@ def test_a_lease_without_its_sandbox_is_missing_and_nothing_follows_from_that(us
     before = snapshot()
     report = take(used)
     assert findings(report) == {lease.resource_id: "missing"}
-    assert report.findings[0].confirmed_at
+    assert [finding.lease for finding in report.missing_in_use] == [lease]
     assert report.leaks == []
     assert destroy(report).owned == []
     after = snapshot()
@@ -516,6 +516,26 @@ def test_nothing_is_confirmed_or_destroyed_by_a_database_that_observes(used: Reh
     ((_, refused),) = destroy(report).refused
     assert refused.code == "observing"
     assert Lease.objects.count() == 0
+
+
+def test_a_verdict_that_comes_between_the_look_and_the_owner_keeps_it_from_having_one(used: Rehearsal) -> None:
+    marked(used)
+    (leak,) = confirmed(used).leaks
+    used.world.after["inspect"] = lambda _: Installation.objects.update(calm_until=factories.at(60))
+    with pytest.raises(DecisionRefused) as refused:
+        leaks.destroy(leak.pk, actor="test", reason="a leak")
+    assert (refused.value.code, Lease.objects.count(), Operation.objects.count()) == ("calm", 0, 0)
+
+
+def test_a_company_with_a_leak_is_not_closed(used: Rehearsal) -> None:
+    used.run.status = "succeeded"
+    used.run.save()
+    marked(used)
+    report = confirmed(used)
+    assert dict(closing.what_stands_in_the_way(used.company.pk).counts) == {"leak": 1}
+    destroy(report)
+    sweep(used)
+    assert dict(closing.what_stands_in_the_way(used.company.pk).counts) == {}
 
 
 def test_a_closed_companys_leak_is_for_a_person(used: Rehearsal) -> None:
