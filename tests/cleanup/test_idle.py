@@ -282,6 +282,7 @@ def _fleet_that_waits() -> None:
 def test_a_leader_at_rest_sends_no_statement_and_does_not_run(
     beat: Callable[..., Beat], hints: Queue, statements: Callable[[], dict[str, int]], fleet: str
 ) -> None:
+    """S-265, S-272: also where history waits for its next look, or for a person."""
     if fleet == "waits":
         _fleet_that_waits()
     leader = beat().leads()
@@ -290,6 +291,15 @@ def test_a_leader_at_rest_sends_no_statement_and_does_not_run(
     assert hints.is_silent(4)
     assert _switches(leader) == switches
     assert statements() == before
+
+
+def test_a_beat_that_starts_finds_what_is_due_and_what_will_be(beat: Callable[..., Beat], hints: Queue) -> None:
+    """S-273: everything is a row, so a restart of all processes forgets nothing; history as little as a teardown."""
+    first, second = owed(factories.account(), -3600), factories.given_up()
+    Obligation.objects.filter(pk=second.pk).update(due_at=at(6))
+    beat().leads()
+    assert hints.hint() == first.account_id
+    assert hints.hint() == second.account_id
 
 
 def test_comparing_its_clocks_takes_no_statement(

@@ -93,6 +93,7 @@ def test_what_is_given_up_is_looked_at_five_minutes_later_and_nothing_is_done_be
 
 
 def test_each_wait_is_twice_the_last_one_up_to_six_hours(rehearsal: Rehearsal) -> None:
+    """S-271 (superseded: it backs off)."""
     lease = given_up(rehearsal)
     rehearsal.world.of(lease.resource_id).state = "unknown"
     row, waits = owed(lease), []
