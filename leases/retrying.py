@@ -56,11 +56,13 @@ def retry_obligations(ids: Iterable[int], *, actor: str, reason: str) -> int:
     arguments.actor(actor)
     arguments.reason(reason, "a retry")
     owed = Obligation.objects.filter(pk__in=list(ids), closed_at__isnull=True).select_related("account")
+    # Startups in a transaction of their own, and so what waits for them and for holds: the end of a teardown or a
+    # recovery wakes its run's startup, and the end of a startup the settles of its run, whatever a retry has locked.
     startups = Q(kind=Obligation.Kind.STARTUP)
-    # Startups in a transaction of their own: the end of a teardown or a recovery wakes its run's, in either order.
+    settles = Q(kind__in=[Obligation.Kind.SETTLE_ORPHAN, Obligation.Kind.DISPOSE])
     return sum(
         despite_deadlocks(lambda some=some: _ask(owed.filter(some), actor, reason))  # type: ignore[misc]
-        for some in (~startups, startups)
+        for some in (~startups & ~settles, startups, settles)
     )
 
 

@@ -46,7 +46,7 @@ def is_unsettled(run_id: UUID) -> bool:
 def is_open(run_id: UUID) -> bool:
     """Return whether a startup of this run has not come to its end: one is pending, or owed.
 
-    The ends of both wake what waits for them (`operation_end_wakes_orphans`, `startup_end_wakes_orphans`).
+    The ends of both wake what waits for them (`operation_over_wakes_orphans`, `startup_end_wakes_orphans`).
     """
     pending = Operation.objects.filter(run_uuid=run_id, state=Operation.State.PENDING)
     owed = Obligation.objects.filter(run_id=run_id, kind=Obligation.Kind.STARTUP, closed_at__isnull=True)

@@ -2373,7 +2373,7 @@ ACTING = {
     "lease_made_unheld_owes_its_settle": "opens; tests/scenarios/test_orphans.py",
     "lease_unheld_owes_its_settle": "opens; tests/scenarios/test_orphans.py",
     "startup_end_wakes_orphans": "wakes; tests/scenarios/test_orphans.py",
-    "operation_end_wakes_orphans": "wakes; tests/scenarios/test_orphans.py",
+    "operation_over_wakes_orphans": "wakes; tests/scenarios/test_orphans.py",
     "acknowledgement_wakes_orphans": "wakes; tests/scenarios/test_orphans.py",
     "lane_opened_notifies": "notifies; tests/cleanup/test_alarm.py",
     "obligation_created_notifies": "notifies; test_the_beat_is_notified_of_a_deadline_...",

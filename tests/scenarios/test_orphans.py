@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from leases import holds, transitions
 from leases.errors import ControlRefused
 from leases.models import Hold, Issue, Lease, Obligation, Operation, Run
 from tests import factories, fleet
-from tests.concurrency import Background, Gate, elsewhere, together
+from tests.concurrency import BOUND, Background, Gate, elsewhere, together
 from tests.scenarios.steps import acquired, attempts, audited, evidence, state, stop, sweep, sweep_lane
 from tests.stage import Rehearsal
 
@@ -448,6 +449,53 @@ def test_a_lock_that_somebody_holds_is_not_waited_for_and_looked_at_again(
     tasks.look_at_again(row.pk)
     assert (state(lease), closed_as(lease)) == ("pending_cleanup", "handed_over")
     assert CONTENDED not in Engine().sweep(LANE).outcomes
+
+
+def test_the_ends_of_a_startup_and_of_an_operation_lock_in_one_order(rehearsal: Rehearsal) -> None:
+    """The startup, then what waits for it. The other way round in one of them would be a deadlock."""
+    lease = acquired(rehearsal)
+    operation = factories.operation(rehearsal.environment, run_uuid=rehearsal.run.pk)
+    startup = factories.startup(rehearsal.run)
+    ends(rehearsal.run)
+    sweep_lane(SETTLE)
+    gate = Gate()
+
+    def end_startup() -> None:
+        with transaction.atomic():
+            row = Obligation.objects.select_for_update(no_key=True).get(pk=startup.pk)
+            gate()
+            row.closed_at, row.closed_as, row.quiet = factories.database_now(), "proven", ""
+            row.save(update_fields=["closed_at", "closed_as", "quiet"])
+
+    def end_operation() -> None:
+        with transaction.atomic():
+            Obligation.objects.filter(operation=operation).update(
+                closed_at=factories.database_now(), closed_as="nothing_owed", due_at=None
+            )
+            Operation.objects.filter(pk=operation.pk).update(state="resolved", resolved_at=factories.database_now())
+
+    ending = Background(end_startup)
+    gate.wait()
+    other = Background(end_operation)
+    _comes_to_a_lock()
+    gate.open()
+    ending.result()
+    other.result()
+    sweep_lane(SETTLE)
+    assert state(lease) == Lease.State.PENDING_CLEANUP
+
+
+def _comes_to_a_lock() -> None:
+    until = time.monotonic() + BOUND
+    while time.monotonic() < until:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            )
+            if cursor.fetchone()[0]:
+                return
+        time.sleep(0.005)
+    raise AssertionError("it came to no lock")
 
 
 def test_two_runs_that_end_at_once_owe_each_their_own(rehearsal: Rehearsal) -> None:

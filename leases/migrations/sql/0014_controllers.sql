@@ -85,8 +85,8 @@ ALTER TABLE leases_run ENABLE ALWAYS TRIGGER run_lapsed_end_wakes_watch;
 
 -- 3. A run that is over leaves what is still active of it to be settled. Whoever makes a lease active for a run holds the
 --    run's lock (attach, resume, succeed): either it committed before this update had the row, and then the statement
---    below, whose snapshot is younger, sees the lease; or it comes after, and finds the run over. In the order of the
---    leases, like all who wake them.
+--    below, whose snapshot is younger, sees the lease; or it comes after, and finds the run over. A settle that is open
+--    already is woken by run_written_wakes_settles, which fires later.
 CREATE FUNCTION leases_owe_settle(p_lease uuid, p_company uuid) RETURNS void LANGUAGE sql AS $$
     INSERT INTO leases_obligation
         (company_id, kind, lease_id, due_at, owed_since, verb, held_verb, wakes, requests, requests_served, failures,
@@ -100,7 +100,6 @@ BEGIN
     PERFORM leases_owe_settle(abandoned.id, abandoned.company_id) FROM (
         SELECT l.id, l.company_id FROM leases_lease l WHERE l.run_id = NEW.id AND l.state = 'active' ORDER BY l.id
     ) abandoned;
-    PERFORM leases_wake_settles(NULL, NEW.id, NULL);
     RETURN NULL;
 END $$;
 CREATE TRIGGER run_end_owes_settles AFTER UPDATE ON leases_run
@@ -145,10 +144,11 @@ BEGIN
     PERFORM leases_wake_settles(NULL, NEW.run_uuid, NULL);
     RETURN NULL;
 END $$;
-CREATE TRIGGER operation_end_wakes_orphans AFTER UPDATE ON leases_operation
+-- Named so that it fires behind operation_end_wakes_startup: a startup is locked before what waits for it, as at its end.
+CREATE TRIGGER operation_over_wakes_orphans AFTER UPDATE ON leases_operation
     FOR EACH ROW WHEN (NEW.run_uuid IS NOT NULL AND OLD.state = 'pending' AND NEW.state <> 'pending')
     EXECUTE FUNCTION leases_pending_over();
-ALTER TABLE leases_operation ENABLE ALWAYS TRIGGER operation_end_wakes_orphans;
+ALTER TABLE leases_operation ENABLE ALWAYS TRIGGER operation_over_wakes_orphans;
 
 CREATE FUNCTION leases_cancellation_acknowledged() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
