@@ -9,7 +9,6 @@ waiting, and everything is re-checked under them. Whatever ends what it waits fo
 from __future__ import annotations
 
 from collections.abc import Generator
-from datetime import datetime
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -19,8 +18,9 @@ from django.db import transaction
 from cleanup.claims import Claim, fenced, finish_attempt
 from cleanup.locking import NotAvailable, locked_in_order
 from cleanup.work import Call, Contended, Context, Done, Held, NeedsOperator, Outcome, Waiting
-from leases import deadlines, holds, startup, transitions
-from leases.models import Attempt, Hold, Lease, Obligation, Run
+from leases import deadlines, fencing, holds, startup, transitions
+from leases.clock import database_now
+from leases.models import Attempt, Lease, Obligation, Run
 
 ClosedAs = Obligation.ClosedAs
 
@@ -51,10 +51,11 @@ def _settle(claim: Claim) -> Outcome:
         return Waiting()
     if run is not None and startup.is_unacknowledged(run):
         return NeedsOperator(Obligation.Quiet.UNACKNOWLEDGED, partial(_is_still_unacknowledged, run.pk))
-    standing = {reason.name: reason.until for reason in holds.of(lease).reasons}
-    if fenced_until := standing.get(Hold.Kind.SHUTDOWN_FENCE):
-        return _until(fenced_until)
-    if "other_lease" in standing:
+    if fence := fencing.of(lease):
+        # Past its time it is ended by its own obligation, which is due then and marks the run; that comes first.
+        is_over = fence.until is None or fence.until <= database_now()
+        return Contended() if is_over else Held(fence.until)
+    if any(reason.name == "other_lease" for reason in holds.of(lease).reasons):
         return Waiting()
     transitions.close(row, ClosedAs.HANDED_OVER)
     finish_attempt(claim, Attempt.Outcome.HANDED_OVER)
@@ -72,7 +73,3 @@ def _is_orphan(lease: Lease, run: Run | None) -> bool:
 def _is_still_unacknowledged(run_id: UUID) -> bool:
     run = Run.objects.select_for_update(no_key=True).get(pk=run_id)
     return not startup.is_open(run_id) and startup.is_unacknowledged(run)
-
-
-def _until(moment: datetime) -> Outcome:
-    return Waiting() if moment == holds.FOREVER else Held(moment)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -18,12 +19,13 @@ from leases.errors import ControlRefused
 from leases.models import ActivityEntry, Installation, Obligation, Run
 from tests import factories, fleet
 from tests.concurrency import BOUND, Background, Gate, elsewhere, together
+from tests.tables import rows_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 LATER = NOON + timedelta(seconds=60)
-A, B = uuid4(), uuid4()
+A = uuid4()
 
 
 @pytest.fixture(autouse=True)
@@ -34,36 +36,34 @@ def _server(transactional_db: None) -> Iterator[None]:
 
 # --- The decision -----------------------------------------------------------------------------------------------------
 
-TABLE: dict[str, tuple[Facts, Decision]] = {
-    "nobody is controlled": (Facts(0, 0), Idle()),
-    "all renew": (Facts(5, 0, next_at=LATER), Wait(LATER)),
-    "one has lapsed, and is not settled yet": (Facts(5, 1, next_at=NOON), Wait(NOON)),
-    "one is to be settled": (Facts(5, 1, due=(A,), next_at=NOON), Settle((A,))),
-    "the only one is": (Facts(1, 1, due=(A,), next_at=NOON), Settle((A,))),
-    "ten of ten": (Facts(10, 10, due=(A, B), next_at=NOON), Settle((A, B))),
-    "eleven of twenty": (Facts(20, 11, due=(A,), next_at=NOON), AskPerson(11, 20)),
-    "ten of sixty": (Facts(60, 10, due=(A,), next_at=NOON), Settle((A,))),
-    "twelve of sixty, a fifth": (Facts(60, 12, due=(A,), next_at=NOON), Settle((A,))),
-    "thirteen of sixty": (Facts(60, 13, due=(A,), next_at=NOON), AskPerson(13, 60)),
-    "eleven of eleven, before any is to be settled": (Facts(11, 11, next_at=NOON), AskPerson(11, 11)),
-    "twelve of sixty within one length, a few at a time": (
-        Facts(50, 2, lately=10, due=(A,), next_at=NOON),
-        Settle((A,)),
-    ),
-    "thirteen of sixty within one length": (Facts(50, 3, lately=10, due=(A,), next_at=NOON), AskPerson(13, 60)),
-    "many lately, and none now": (Facts(10, 0, lately=30, next_at=LATER), Wait(LATER)),
-    "calm after a failover": (Facts(5, 1, due=(A,), next_at=NOON, calm_until=LATER), Wait(LATER)),
-    "calm, and all lapsed": (Facts(50, 50, due=(A,), next_at=NOON, calm_until=LATER), Wait(LATER)),
-    "a person was asked, and most came back": (Facts(20, 1, due=(A,), next_at=NOON, asked=True), AskPerson(1, 20)),
-    "a person was asked, and all came back": (Facts(20, 0, next_at=LATER, asked=True), Wait(LATER)),
-    "a person was asked, and all runs ended": (Facts(0, 0, asked=True), Idle()),
+DECISIONS: dict[str, Decision] = {
+    "idle: waits for a hold to be taken": Idle(),
+    "wait for the next": Wait(NOON),
+    "wait until it is over": Wait(LATER),
+    "settle": Settle((A,)),
 }
+TABLE = rows_of(Path(__file__).parents[2] / "docs" / "controllers.md", "What the watch decides")
 
 
-@pytest.mark.parametrize("case", TABLE)
-def test_the_decision(case: str) -> None:
-    facts, decision = TABLE[case]
-    assert lapsing.decide(facts) == decision
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: " ".join(row.values()))
+def test_the_decision(row: dict[str, str]) -> None:
+    live, lapsed, lately = (int(row[column]) for column in ("live", "lapsed", "lately"))
+    facts = Facts(
+        live,
+        lapsed,
+        lately,
+        due=(A,) if int(row["due"]) else (),
+        next_at=NOON if live else None,
+        calm_until=LATER if row["besides"] == "calm" else None,
+        asked=row["besides"] == "asked before",
+    )
+    asks = AskPerson(lapsed + lately, live + lately)
+    assert lapsing.decide(facts) == DECISIONS.get(row["decision"], asks)
+    assert row["decision"] in {*DECISIONS, "ask a person"}
+
+
+def test_every_decision_is_in_the_table() -> None:
+    assert {row["decision"] for row in TABLE} == {*DECISIONS, "ask a person"}
 
 
 # --- What it does -----------------------------------------------------------------------------------------------------
@@ -85,13 +85,18 @@ def test_a_hold_that_lapsed_interrupts_its_run_and_tells_whose_it_was() -> None:
 
 def test_it_is_settled_a_third_of_its_length_after_its_end() -> None:
     one, _ = fleet.fleet(2)
-    fleet.passes(79, one)
+    fleet.passes(61, one)
     fleet.look()
     assert fleet.statuses([one]) == ["running"]
     row = fleet.watch()
     assert row is not None
     assert row.due_at is not None
-    assert 0 < (row.due_at - factories.database_now()).total_seconds() < 1.5
+    until = Run.objects.get(pk=one.run_id).controller_expires_at
+    assert until is not None
+    assert (row.due_at - until).total_seconds() == pytest.approx(20)
+    fleet.passes(20, one)
+    fleet.look()
+    assert fleet.statuses([one]) == ["interrupted"]
 
 
 def test_eleven_of_twenty_are_not_settled_and_a_person_is_asked() -> None:

@@ -324,10 +324,10 @@ def test_what_a_controller_that_is_gone_left_is_stopped_and_kept(rehearsal: Rehe
     lease = leases.acquire(
         rehearsal.environment.pk, company_id=rehearsal.company.pk, run_id=rehearsal.run.pk, controller=one
     )
-    fleet.passes(79)
+    fleet.passes(61)
     sweep_lane()
     assert state(lease) == Lease.State.ACTIVE
-    fleet.passes(2)
+    fleet.passes(20)
     sweep_lane()
     lease.refresh_from_db()
     rehearsal.run.refresh_from_db()
