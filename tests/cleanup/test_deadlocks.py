@@ -491,7 +491,7 @@ def test_a_retry_and_the_end_of_an_ad_hoc_lease(limited: Rehearsal) -> None:
             wake(ends.pk, explicit=True)
 
     selection = claims.Selection(obligation_id=ends.pk)
-    _, tally = _meet(retries, gate, lambda: Engine().sweep(limited.account.pk, selection=selection))
+    _, tally = _meet(retries, gate, lambda: Engine().sweep(claims.LANE, selection=selection))
     assert tally.outcomes == {"proven": 1}
     assert state(lease) == "pending_cleanup"
     for row in (extends, ends):

@@ -22,7 +22,7 @@ from providers.contract import ErrorKind, ProviderError
 from tests import factories
 from tests.concurrency import Background, Gate, elsewhere
 from tests.rehearsal import RehearsalProvider
-from tests.scenarios.steps import fails, falls_due, owed, state, sweep, sweep_lane
+from tests.scenarios.steps import fails, falls_due, is_due, owed, state, sweep, sweep_lane
 from tests.scenarios.test_reuse import BY_ENVIRONMENT, acquire, another_run, kept
 from tests.stage import Rehearsal
 
@@ -59,7 +59,8 @@ def ends(rehearsal: Rehearsal, lease: Lease) -> None:
     lease.refresh_from_db()
     assert (rehearsal.world.of(lease.resource_id).state, lease.state) == ("stopped", "released")
     assert (proof.is_proven_ended(lease), rehearsal.world.count("delete")) == (True, 0)
-    assert not Obligation.objects.filter(closed_at__isnull=True).exists()
+    (kept,) = Obligation.objects.filter(closed_at__isnull=True)
+    assert (kept.lease_id, kept.kind, is_due(kept)) == (lease.pk, Kind.DISPOSE, False)
 
 
 def refused(call: Callable[[], Any]) -> Callable[[], str]:
