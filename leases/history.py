@@ -127,6 +127,11 @@ def unverified() -> QuerySet[Obligation]:
     return Obligation.objects.filter(kind=Obligation.Kind.VERIFY_END, closed_at__isnull=True)
 
 
+def asking(account_id: UUID) -> QuerySet[Obligation]:
+    """Return those of an account that a person is asked about, because they were looked for in vain."""
+    return unverified().filter(account_id=account_id, quiet=Obligation.Quiet.HISTORY_UNVERIFIED)
+
+
 def by_account() -> list[dict[str, Any]]:
     """Return one row per account that has unverified history, as people are shown it: never one per lease.
 
@@ -154,8 +159,7 @@ def look_again(account_id: UUID, *, company_id: UUID, actor: str, reason: str) -
     """
     if not ProviderAccount.objects.filter(pk=account_id, company_id=company_id).exists():
         raise NotFound(f"no account {account_id} in this company")
-    asking = unverified().filter(account_id=account_id, quiet=Obligation.Quiet.HISTORY_UNVERIFIED)
-    return retry_obligations(asking.values_list("pk", flat=True), actor=actor, reason=reason)
+    return retry_obligations(asking(account_id).values_list("pk", flat=True), actor=actor, reason=reason)
 
 
 def _sentences(error: ValueError) -> str:

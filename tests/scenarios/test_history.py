@@ -6,18 +6,20 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
 
 import leases
 from cleanup import evidence as evidence_of
 from cleanup.claims import claim, new_ids
 from cleanup.engine import Engine
-from leases import deciding, history, holds, proof, retrying
+from leases import deciding, history, holds, proof, retrying, transitions
 from leases.clock import boottime
 from leases.models import Attempt, Environment, Lease, Obligation, Receipt
 from leases.waking import wake
@@ -430,6 +432,37 @@ def test_what_a_superseded_look_proved_is_kept_and_closes_the_row(rehearsal: Reh
     assert looks(rehearsal) == 1
 
 
+def test_an_inventory_that_owes_the_teardown_first_ends_the_search_and_what_it_learns_late_proves_nothing_new(
+    rehearsal: Rehearsal,
+) -> None:
+    lease = given_up(rehearsal)
+    row = owed(lease)
+    falls_due(row)
+    rehearsal.world.boxes.clear()
+
+    def owe_again(_: str) -> None:
+        rehearsal.world.hooks.clear()
+
+        def found() -> None:
+            with transaction.atomic():
+                locked = Lease.objects.select_for_update(no_key=True).get(pk=lease.pk)
+                transitions.owe_again(locked, reason="leaked", actor="inventory")
+
+        elsewhere(found)
+
+    rehearsal.world.hooks["inspect"] = owe_again
+    outcomes = Engine().sweep(rehearsal.account.pk, limit=1).outcomes
+    assert outcomes == {"superseded": 1}
+    row.refresh_from_db()
+    assert (row.closed_as, attempts(row)) == ("handed_over", ["handed_over"])
+    lease.refresh_from_db()
+    assert (lease.state, lease.epoch) == ("pending_cleanup", 2)
+    assert [receipt.epoch for receipt in Receipt.objects.all()] == [1]
+    assert not proof.is_proven_ended(lease)
+    assert sweep(rehearsal) == {"proven": 1}
+    assert proof.is_proven_ended(lease)
+
+
 # --- People ---------------------------------------------------------------------------------------------------------
 
 
@@ -489,6 +522,21 @@ def test_people_are_shown_one_group_per_account_and_a_retry_of_it_looks_once_mor
     rehearsal.world.boxes.pop(rows[0].lease.resource_id)  # type: ignore[union-attr]  # it has one
     assert sweep(rehearsal) == {"proven": 1, "quieted": 2}
     assert looks(rehearsal) == 6
+
+
+def test_an_operator_looks_once_more_at_all_of_an_account(rehearsal: Rehearsal) -> None:
+    rows = [_stale(rehearsal)[1] for _ in range(2)]
+    sweep(rehearsal)
+    out = StringIO()
+    call_command("recheck_history", str(rehearsal.account.pk), "--dry-run", stdout=out)
+    assert out.getvalue() == "2 would be looked at now. Nothing was written.\n"
+    with pytest.raises(CommandError, match="--reason is required"):
+        call_command("recheck_history", str(rehearsal.account.pk))
+    call_command("recheck_history", str(rehearsal.account.pk), "--reason", "mended", "--actor", "olga", stdout=out)
+    assert out.getvalue().endswith("Asked for one look at each of 2.\n")
+    assert [audited("obligation.retry_requested", row) for row in rows] == [1, 1]
+    rehearsal.world.boxes.clear()
+    assert sweep(rehearsal) == {"proven": 2}
 
 
 def test_a_person_who_asks_does_not_wait_for_the_time_of_the_next_look(rehearsal: Rehearsal) -> None:
