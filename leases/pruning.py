@@ -53,6 +53,7 @@ BATCH = 1000
 """Rows, or leases with all that hangs on them, in one transaction."""
 
 Kind = Obligation.Kind
+_WITHOUT_PROOF = (Obligation.ClosedAs.UNVERIFIED, Obligation.ClosedAs.DISOWNED)
 Counts = dict[str, int]
 
 
@@ -106,14 +107,14 @@ def _listings(before: datetime) -> QuerySet[Any]:
 
 
 def _obligations(before: datetime) -> QuerySet[Obligation]:
-    """Closed obligations, but for debts, and for what stands on the same lease or operation as one.
+    """Closed obligations, but for those that ended without proof, and what stands on the same lease or operation.
 
-    That its newest teardown was given up is what lets a lease be `failed` without a receipt.
+    They say why a lease is `failed` without a receipt, and whether a debt was taken up since (`proof.paid_since`).
     """
-    given_up = Obligation.objects.filter(closed_as=Obligation.ClosedAs.UNVERIFIED)
+    given_up = Obligation.objects.filter(closed_as__in=_WITHOUT_PROOF)
     return (
         Obligation.objects.filter(closed_at__lt=before)
-        .exclude(closed_as=Obligation.ClosedAs.UNVERIFIED)
+        .exclude(closed_as__in=_WITHOUT_PROOF)
         .exclude(Exists(given_up.filter(lease=OuterRef("lease"))))
         .exclude(Exists(given_up.filter(operation=OuterRef("operation"))))
         .exclude(Exists(Attempt.objects.filter(_not_over("finished_at", before), obligation=OuterRef("pk"))))

@@ -8,8 +8,9 @@ from uuid import uuid4
 import pytest
 from django.db import connection, transaction
 
-from leases import archiving, closing, deleting, holds
+from leases import archiving, closing, deleting, holds, transitions
 from leases.blockers import LISTED, Refused
+from leases.demands import Demand
 from leases.errors import LeaseError, NotFound
 from leases.models import (
     ActivityEntry,
@@ -17,6 +18,7 @@ from leases.models import (
     Credential,
     Environment,
     Hold,
+    InventoryFinding,
     Lease,
     Obligation,
     Operation,
@@ -34,22 +36,34 @@ WHY: dict[str, Any] = {"actor": "olga", "reason": "no longer needed"}
 def ended(where: Environment | None = None, **values: Any) -> Lease:
     """A lease whose sandbox is proven destroyed."""
     with transaction.atomic():
-        owed = factories.teardown(factories.lease(where, **values))
-        lease = owed.lease
-        assert lease is not None
-        factories.receipt(lease)
-        lease.state = Lease.State.EXPIRED
-        lease.save(update_fields=["state"])
-        owed.closed_at, owed.closed_as, owed.due_at = factories.database_now(), Obligation.ClosedAs.PROVEN, None
-        owed.save(update_fields=["closed_at", "closed_as", "due_at"])
+        lease = factories.lease(where, **values)
+        demand = Demand(Obligation.Verb.DELETE)
+        owed = transitions.begin_teardown(lease, demand, outcome="succeeded", reason="released", actor="test")
+        transitions.settle(lease, owed, factories.receipt(lease))
+    lease.refresh_from_db()
     return lease
 
 
 def given_up(where: Environment | None = None) -> Lease:
-    """A lease whose teardown an operator ended without proof."""
-    lease = factories.given_up(factories.lease(where)).lease
+    """A lease whose teardown an operator ended without proof; the proof is sought from then on."""
+    owed = factories.teardown(factories.lease(where))
+    lease = owed.lease
     assert lease is not None
+    with transaction.atomic():
+        transitions.settle_unverified(lease, owed, actor="olga", reason="scrapped")
     return lease
+
+
+def sought(lease: Lease) -> Obligation:
+    """Owe the proof of a lease's end."""
+    return Obligation.objects.create(
+        company_id=lease.company_id,
+        kind=Obligation.Kind.VERIFY_END,
+        account_id=lease.account_id,
+        lease=lease,
+        verb=Obligation.Verb.DELETE,
+        due_at=factories.at(600),
+    )
 
 
 def over(company: Company, **values: Any) -> Run:
@@ -110,6 +124,20 @@ def test_whatever_is_not_settled_stands_in_the_way() -> None:
     Obligation.objects.create(
         company=company, kind="verify_end", verb="delete", account=where.account, lease=history, due_at=factories.at(60)
     )
+    for verdict in ("unknown", "missing"):
+        InventoryFinding.objects.create(
+            company=company,
+            account=where.account,
+            provider="local",
+            account_identity=where.account.attested_identity,
+            resource_id=f"{verdict} box",
+            verdict=verdict,
+            lease=history if verdict == "missing" else None,
+            sightings=2,
+            first_seen_at=factories.at(-3600),
+            last_seen_at=factories.at(0),
+            confirmed_at=factories.at(0),
+        )
     Hold.objects.create(company=company, issue=factories.issue(company), kind="export", strength="soft", holder="x")
     assert refused(lambda: close(company)) == {
         "live_run": 1,
@@ -119,6 +147,7 @@ def test_whatever_is_not_settled_stands_in_the_way() -> None:
         "open_obligation": 3,
         "unproven_end": 1,
         "hold": 1,
+        "leak": 1,
     }
     told = closing.what_stands_in_the_way(company.pk)
     assert [(one.row, one.id, one.told) for one in told.listed if one.code == "live_run"] == [

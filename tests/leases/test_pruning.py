@@ -28,7 +28,7 @@ from leases.models import (
 from tests import factories
 from tests.cleanup.test_decision_commands import _json, _run
 from tests.concurrency import elsewhere
-from tests.leases.test_deleting import ended, given_up, over
+from tests.leases.test_deleting import ended, given_up, over, sought
 from tests.scenarios.steps import snapshot
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -49,7 +49,7 @@ def now() -> datetime:
 def used_up(where: Environment | None = None, **values: Any) -> Lease:
     """A lease of the past with all that hangs on it: journal, attempts, work, a hold, a receipt."""
     lease = ended(where, **values)
-    owed = lease.obligations.get()
+    owed = lease.obligations.get(kind="teardown")
     factories.attempt(owed, outcome="proven")
     factories.operation(
         lease.environment,
@@ -119,14 +119,7 @@ def _startup(lease: Lease) -> None:
 
 
 def _verification(lease: Lease) -> None:
-    Obligation.objects.create(
-        company_id=lease.company_id,
-        kind="verify_end",
-        verb="delete",
-        account=lease.account,
-        lease=lease,
-        due_at=factories.at(60),
-    )
+    sought(lease)
 
 
 def _hold(lease: Lease) -> None:
@@ -214,7 +207,8 @@ def test_the_log_of_what_is_gone_goes_only_when_it_is_asked_for() -> None:
     gone, there = used_up(), factories.lease()
     audit.record("lease.acquired", there, company_id=there.company_id)
     audit.record("company.noted", gone.company, company_id=gone.company_id)
-    assert prune(log=True)["entries"] == 1
+    told = ActivityEntry.objects.filter(subject_id=str(gone.pk)).count()
+    assert prune(log=True)["entries"] == told == 3
     kept = set(ActivityEntry.objects.exclude(action="history.pruned").values_list("action", "subject_id"))
     assert kept == {("lease.acquired", str(there.pk)), ("company.noted", str(gone.company_id))}
 
