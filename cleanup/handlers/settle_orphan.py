@@ -53,8 +53,8 @@ def _settle(claim: Claim) -> Outcome:
         return NeedsOperator(Obligation.Quiet.UNACKNOWLEDGED, partial(_is_still_unacknowledged, run.pk))
     if fence := fencing.of(lease):
         # Past its time it is ended by its own obligation, which is due then and marks the run; that comes first.
-        is_over = fence.until is None or fence.until <= database_now()
-        return Contended() if is_over else Held(fence.until)
+        stands = fence.until is not None and fence.until > database_now()
+        return Held(fence.until) if stands and fence.until is not None else Contended()
     if any(reason.name == "other_lease" for reason in holds.of(lease).reasons):
         return Waiting()
     transitions.close(row, ClosedAs.HANDED_OVER)

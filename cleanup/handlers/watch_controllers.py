@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import Max
 from django.db.models.functions import Now
 
 from cleanup import lapsing
@@ -20,11 +21,15 @@ from cleanup.claims import Claim, fenced
 from cleanup.work import Call, Context, Done, Held, NeedsOperator, Outcome, Waiting
 from leases import audit, bounds, controllers
 from leases.clock import database_now
-from leases.models import Installation, Obligation
+from leases.models import Installation, Obligation, Run
 
 LATE = 10.0
 """Seconds between the time that the watch was due and its claim after which we were away (host, database, beat or
 workers): no hint and no claim takes so long. Then the controllers may have been cut off too, and the gap ends now."""
+
+PROMPT = 1.0
+"""Seconds after its time by which a look comes when nothing was away. One between this and `LATE` may come right after
+an outage whose end only just met it: then nobody had a moment to renew since."""
 
 LOCKED_FOR = 5.0
 """Seconds after which a run is looked at again whose row somebody had locked."""
@@ -47,6 +52,8 @@ def watch_controllers(claim: Claim, _: Context) -> Generator[Call, Any, Outcome]
         facts = lapsing.read(longest=bounds.HOLD_LONGEST)
         match lapsing.decide(facts):
             case lapsing.Settle(runs=runs):
+                if late > PROMPT and _put_off():
+                    return Held(database_now() + _time_to_renew(runs))
                 if not _settle(runs):
                     return Held(database_now() + timedelta(seconds=LOCKED_FOR))
             case lapsing.AskPerson(lapsed=lapsed, of=of):
@@ -72,8 +79,20 @@ def _late_by(claim: Claim) -> float | None:
     return (row.claimed_at - row.owed_since).total_seconds()
 
 
+def _put_off() -> bool:
+    """Let one look that came a little late settle nothing. Returns whether this one is it; the next settles."""
+    return bool(Installation.objects.filter(lapse_put_off_at__isnull=True).update(lapse_put_off_at=Now()))
+
+
+def _time_to_renew(runs: tuple[UUID, ...]) -> timedelta:
+    """Return how long whoever is alive needs to renew: the share of its length at which a controller does."""
+    longest = Run.objects.filter(pk__in=runs).aggregate(longest=Max("controller_seconds"))["longest"] or 0
+    return timedelta(seconds=lapsing.LINGER * longest)
+
+
 def _settle(runs: tuple[UUID, ...]) -> bool:
     """Interrupt each of these runs that has lapsed still. Returns whether there was any that nobody had locked."""
+    Installation.objects.filter(lapse_put_off_at__isnull=False).update(lapse_put_off_at=None)
     decided = False
     for run_id in runs:
         try:
@@ -93,5 +112,6 @@ def _note_asked(lapsed: int, of: int) -> None:
 
 def _forget(facts: lapsing.Facts) -> None:
     """A person need not be asked any more: those who lapsed renewed, or ended, or somebody decided."""
+    Installation.objects.filter(lapse_put_off_at__isnull=False).update(lapse_put_off_at=None)
     if facts.asked and not facts.lapsed:
         Installation.objects.filter(lapse_asked_at__isnull=False).update(lapse_asked_at=None)

@@ -85,6 +85,12 @@ class Installation(models.Model):
         editable=False,
         help_text="Since when a person is asked why so many controllers lapsed at once; meanwhile none is settled.",
     )
+    lapse_put_off_at = models.DateTimeField(
+        null=True,
+        blank=True,
+        editable=False,
+        help_text="When a look that came a little late settled nothing, and left those who lapsed the time to renew.",
+    )
     lapse_answered_at = models.DateTimeField(
         null=True, blank=True, editable=False, help_text="When a person last said what a mass lapse was."
     )

@@ -239,11 +239,29 @@ def test_a_watch_that_comes_late_was_away_and_lets_nobody_lapse_for_a_full_lengt
 
 
 def test_a_watch_that_comes_in_time_ends_no_gap() -> None:
-    fleet.fleet(3)
+    runs = fleet.fleet(3)
+    fleet.passes(300)
+    fleet.falls_due(late=0.1)
+    fleet.look()
+    assert Installation.current().gap_ended_at is None
+    assert set(fleet.statuses(runs)) == {"interrupted"}
+
+
+def test_a_look_that_comes_a_little_late_leaves_whoever_is_alive_the_time_to_renew() -> None:
+    """An outage longer than the holds may have ended right before it, in which nobody could renew."""
+    back, gone = fleet.fleet(2)
     fleet.passes(300)
     fleet.falls_due(late=8)
     fleet.look()
-    assert Installation.current().gap_ended_at is None
+    assert fleet.statuses([back, gone]) == ["running", "running"]
+    row = fleet.watch()
+    assert row is not None
+    assert row.due_at is not None
+    assert 15 < (row.due_at - factories.database_now()).total_seconds() <= 20
+    leases.renew(back)
+    fleet.falls_due(late=8)  # slow, and not away: put off once and no more
+    fleet.look()
+    assert fleet.statuses([back, gone]) == ["running", "interrupted"]
 
 
 def test_each_hold_stands_its_own_length_from_the_end_of_a_gap() -> None:
