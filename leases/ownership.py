@@ -16,7 +16,7 @@ from uuid import UUID
 from django.db import connection
 from django.db.models import TextChoices
 
-from leases import controllers, holds
+from leases import controllers, holds, trust
 from leases.holds import FOREVER, Reason, Standing
 from leases.models import Hold, Lease, Obligation, Run
 from leases.snapshot import snapshot
@@ -196,7 +196,7 @@ def of(lease_id: UUID) -> Sandbox | None:
             row = cursor.fetchone()
         if row is None:
             return None
-        return _sandbox(_Facts(*row), holds.standing([lease_id])[lease_id])
+        return _sandbox(_Facts(*row), holds.standing([lease_id])[lease_id], trust.read())
 
 
 def next_due(kind: str) -> datetime | None:
@@ -210,6 +210,8 @@ def next_due(kind: str) -> datetime | None:
         if kind in settled:
             of_kind = settled[Obligation.Kind(kind)]
             rows: Iterable[datetime | None] = (row.due_at for row in _sandboxes() if row.kind in of_kind)
+        elif kind in Obligation.INNER and trust.is_observing():
+            rows = []
         else:
             with connection.cursor() as cursor:
                 cursor.execute(_NEXT_OF_KIND, [kind])
@@ -230,6 +232,7 @@ SELECT l.id, l.state, l.resource_id, l.provider, coalesce(e.name, ''), l.scope <
            (SELECT max(p.confirmed_at) FROM leases_receipt p WHERE p.lease_id = l.id AND p.epoch = l.epoch),
            l.released_at) ELSE l.acquired_at END,
        r.status, r.controller_id, CASE WHEN r.controller_expires_at IS NOT NULL THEN {controllers.ENDS} END,
+       CASE l.state WHEN 'pending_cleanup' THEN l.released_at END,
        o.id, o.due_at, o.attempt_id IS NOT NULL, o.quiet, o.drain_until, o.held_verb,
        o.kind = 'settle_orphan' AND (
            EXISTS (SELECT 1 FROM leases_operation p WHERE p.run_uuid = l.run_id AND p.state = 'pending')
@@ -267,6 +270,8 @@ class _Facts:
     run_status: str | None
     controller_id: str | None
     controller_until: datetime | None
+    released_at: datetime | None
+    """Of one that owes its teardown."""
     obligation: int | None
     due_at: datetime | None
     in_flight: bool
@@ -292,13 +297,17 @@ def _sandboxes() -> list[Sandbox]:
         rows = [_Facts(*row) for row in cursor.fetchall()]
     standings = {standing.lease_id: standing for standing in holds.kept()}
     standings |= holds.standing(row.lease for row in rows if row.state in {_ACTIVE, _PENDING})
-    return [_sandbox(row, standings[row.lease]) for row in rows]
+    trusted = trust.read()
+    return [_sandbox(row, standings[row.lease], trusted) for row in rows]
 
 
-def _sandbox(row: _Facts, standing: Standing) -> Sandbox:
+def _sandbox(row: _Facts, standing: Standing, trusted: trust.Trust) -> Sandbox:
     kind = _kind_of(row, standing)
     so_far = None if row.hourly_price is None else spent(row.hourly_price, row.since, standing.at)
     reasons = tuple(_reasons(row, standing, kind))
+    person = _person(row, standing, kind)
+    if not person and trusted.is_observing and _is_left_alone(row, kind, trusted):
+        person = Obligation.Quiet.OBSERVING.value
     return Sandbox(
         lease=row.lease,
         resource_id=row.resource_id,
@@ -307,8 +316,8 @@ def _sandbox(row: _Facts, standing: Standing) -> Sandbox:
         kind=kind,
         obligation=row.obligation,
         reasons=reasons,
-        person=_person(row, standing, kind),
-        due_at=_due(row, standing, kind, reasons),
+        person=person,
+        due_at=None if person else _due(row, standing, kind, reasons),
         since=row.since,
         hourly_price=row.hourly_price,
         so_far=so_far,
@@ -379,13 +388,22 @@ def _person(row: _Facts, standing: Standing, kind: Kind) -> str:
     return ""
 
 
+def _is_left_alone(row: _Facts, kind: Kind, trusted: trust.Trust) -> bool:
+    """Whether nothing is done about it while this database observes; as the engine asks before it begins."""
+    if kind in SETTLED:
+        return True
+    return kind == Kind.TEARDOWN and trust.forbids(
+        trusted, Obligation.Kind.TEARDOWN, lease=Lease(released_at=row.released_at)
+    )
+
+
 def _due(row: _Facts, standing: Standing, kind: Kind, reasons: tuple[Reason, ...]) -> datetime | None:
     """When it is acted on next; see `Sandbox.due_at`."""
     if kind == Kind.IN_USE:
         return _if_ever(reasons[0].until)  # its holder's: what else needs the sandbox has its use end all the same
     if kind == Kind.FENCED:
         return _if_ever(max(reason.until for reason in reasons if reason.name == "shutdown_fence"))
-    if row.obligation is None or _person(row, standing, kind):
+    if row.obligation is None:
         return None
     # A row in flight is decided about now. One that is due before its time is looked at then, and waits on; one that is
     # due after it cools down.

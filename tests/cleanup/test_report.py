@@ -6,6 +6,7 @@ import json
 from datetime import datetime, timedelta
 from decimal import Decimal
 from io import StringIO
+from random import Random
 from typing import Any
 from uuid import uuid4
 
@@ -16,9 +17,10 @@ from django.db.models.functions import Now
 
 from cleanup import report
 from leases import holds, transitions
-from leases.models import Hold, Lease, Obligation, Run
+from leases.models import Company, Hold, Installation, Lease, Obligation, Run
 from leases.ownership import Group, Kind, Sandbox, ownership
 from tests import factories
+from tests.scenarios.steps import sweep_lane
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -296,6 +298,71 @@ def test_the_next_due_of_other_kinds_is_their_earliest_row_that_its_account_lets
     Obligation.objects.exclude(pk=early.pk).filter(kind="teardown").update(due_at=None, quiet="waiting")
     assert report.next_due("teardown") == blocked
     assert report.next_due("verify_end") is None
+
+
+# What it says comes true
+
+
+def _any_kept(random: Random, company: Company) -> Lease:
+    """A kept sandbox whose end, mark, window, run, issue and holds are any."""
+    issue = factories.issue(company) if random.random() < 0.6 else None
+    status = random.choice([*Run.LIVE, "failed", "succeeded"])
+    run = factories.run(company, status=status, issue=issue) if random.random() < 0.5 else None
+    if issue and random.random() < 0.3:
+        factories.run(company, status="queued", issue=issue)
+    window = random.choice([None, -100, 400, 5000])
+    lease = factories.lease(factories.environment(factories.account(company)), run=run, issue=issue)
+    factories.stopped(lease, state=random.choice(Lease.KEPT))
+    ends = random.choice([None, -50, 300, 4000])
+    Lease.objects.filter(pk=lease.pk).update(
+        expires_at=factories.at(window) if window else None,
+        kept_until=factories.at(ends) if ends else None,
+        orphaned_at=factories.at(-10) if random.random() < 0.4 else None,
+    )
+    for kind in random.sample(sorted(set(Hold.Kind.values) - {"shutdown_fence"}), random.choice([0, 0, 1, 2])):
+        until = factories.at(random.choice([200, 6000])) if kind == "operator" or random.random() < 0.5 else None
+        on = {"issue_id": issue.pk} if issue and random.random() < 0.5 else {"lease_id": lease.pk}
+        holds.hold(company_id=company.pk, kind=kind, holder="somebody", until=until, reason="any", **on)
+    return lease
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_the_report_says_of_each_sandbox_is_what_its_settle_then_does(seed: int) -> None:
+    """Every row is woken, so nothing of the answer is in `due_at` yet."""
+    random, company = Random(seed), factories.company()  # noqa: S311 - repeatable
+    leases = [_kept(hours=None), *(_any_kept(random, company) for _ in range(40))]
+    Obligation.objects.filter(kind="dispose").update(due_at=factories.at(-1), quiet="")
+    told = {row.lease: row for group in ownership(shown=None).groups for row in group.sandboxes}
+    sweep_lane(Obligation.Kind.DISPOSE)
+    seen = set()
+    for lease in leases:
+        row, disposal = told[lease.pk], Obligation.objects.filter(lease=lease, kind="dispose").latest("pk")
+        lease.refresh_from_db()
+        if row.is_releasable(ownership().at):
+            assert lease.state == "pending_cleanup"
+            seen.add("releasable")
+            continue
+        assert (lease.state in Lease.KEPT, disposal.due_at) == (True, row.due_at)
+        assert (disposal.quiet == "operator_decides") == bool(row.person)
+        seen.add(disposal.quiet or "later")
+        assert (disposal.quiet == "waiting") == (row.due_at is None and not row.person)
+    assert seen == {"releasable", "operator_decides", "waiting", "later"}
+    later = [row.due_at for row in told.values() if row.due_at is not None and row.due_at > ownership().at]
+    assert report.next_due("dispose") == min(later)
+
+
+def test_nothing_is_releasable_while_this_database_observes() -> None:
+    _kept(hours=-1)
+    _orphan()
+    factories.teardown()
+    Installation.current()
+    now = factories.at(0)
+    Installation.objects.update(observing_since=now, observing_why="behind", observed_mark_at=now)
+    told = ownership()
+    assert [group.releasable for group in told.groups] == [0] * len(told.groups)
+    assert told.of(Kind.RETAINED).sandboxes[0].person == "observing"
+    assert told.of(Kind.TEARDOWN).undecided == 1
+    assert (report.next_due("dispose"), report.next_due("settle_orphan")) == (None, None)
 
 
 # What it costs
