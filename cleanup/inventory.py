@@ -100,9 +100,11 @@ class Destroyed:
 def identities(account_ids: Iterable[UUID] | None = None) -> list[Identity]:
     """Return the accounts to list, those that attest the same identity as one. None: all that ever attested one.
 
-    An account that was never used has attested nothing, and holds nothing of ours.
+    An account that was never used has attested nothing, and holds nothing of ours. One of a closed company is not asked
+    unless it is named: its credential went with it, and nothing of it was left.
     """
-    rows = ProviderAccount.objects.select_related("credential").exclude(attested_identity="").order_by("created_at")
+    rows = ProviderAccount.objects.select_related("credential", "company").exclude(attested_identity="")
+    rows = rows.order_by("created_at")
     groups: dict[tuple[str, str], list[ProviderAccount]] = {}
     for account in rows:
         groups.setdefault((account.provider, account.attested_identity), []).append(account)
@@ -110,8 +112,12 @@ def identities(account_ids: Iterable[UUID] | None = None) -> list[Identity]:
     return [
         Identity(provider, name, tuple(accounts))
         for (provider, name), accounts in groups.items()
-        if wanted is None or wanted & {account.pk for account in accounts}
+        if (_open(accounts) if wanted is None else wanted & {account.pk for account in accounts})
     ]
+
+
+def _open(accounts: Iterable[ProviderAccount]) -> list[ProviderAccount]:
+    return [account for account in accounts if account.company.closed_at is None]
 
 
 def take(identity: Identity, *, dry_run: bool = False) -> Report:
@@ -121,7 +127,7 @@ def take(identity: Identity, *, dry_run: bool = False) -> Report:
     and once for the list (`bounds.IDENTIFY`, `bounds.LIST`).
     """
     report = None
-    for account in identity.accounts:
+    for account in _open(identity.accounts) or identity.accounts:
         began_at = database_now()
         try:
             resources = _listed(account, identity)

@@ -361,6 +361,17 @@ def test_an_account_that_was_never_used_is_not_asked(rehearsal: Rehearsal) -> No
     assert inventory.identities() == []
 
 
+def test_an_account_of_a_closed_company_is_asked_only_by_name(used: Rehearsal) -> None:
+    """Its credential went with the company: it would fail for ever."""
+    used.company.closed_at = factories.database_now()
+    used.company.save()
+    assert inventory.identities() == []
+    assert len(inventory.identities([used.account.pk])) == 1
+    factories.account(provider="rehearsal", endpoint=used.account.endpoint, attested_identity=used.world.identity)
+    (identity,) = inventory.identities()
+    assert inventory.take(identity).account.company != used.company
+
+
 # How a finding ends
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from io import StringIO
 from pathlib import Path
@@ -15,19 +17,31 @@ import pytest
 from django.core.management import CommandError, call_command
 
 import leases
+from cleanup import tasks
 from leases import deciding
-from leases.models import ActivityEntry, Environment, Installation, InventoryFinding, Lease, Obligation, Run
+from leases.models import (
+    ActivityEntry,
+    Environment,
+    Installation,
+    InventoryFinding,
+    Lease,
+    Obligation,
+    Receipt,
+    Run,
+)
 from leases.planning import MARK_OPERATION, name_of
 from providers.contract import MARK_INSTALLATION, ErrorKind
 from providers.daytona.rehearsal import Fault, Kind
 from providers.local.provider import LocalConfig
 from providers.registry import AnyProvider, open_provider
 from tests import factories
+from tests.beats import BOUND, CHECKOUT, Queue, database_url, eventually
 from tests.cleanup.test_inventory import PAST_GRACE, marked, passes, put, settled_leak
 from tests.providers.local_harness import pids_of
 from tests.scenarios.steps import evidence, fails, owed, snapshot, state, sweep
 from tests.scenarios.test_daytona import Place, clock, place, server
 from tests.stage import Rehearsal
+from tests.workers import workers
 
 __all__ = ["clock", "place", "server"]  # fixtures
 
@@ -281,6 +295,57 @@ def test_real_leaks_are_found_and_destroyed_and_nothing_else_is(local: Local) ->
     passes(1)
     status, told = read()
     assert (status, counts(told)) == (0, {"alive": 1, "foreign": 1, "unmarked": 1})
+
+
+def test_two_processes_at_once_own_each_leak_once(local: Local, tmp_path: Path) -> None:
+    local.acquire()
+    made = {local.put(local.ours())[0] for _ in range(3)}
+    passes(3600)
+    run()
+    passes(PAST_GRACE)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "manage.py", "inventory", "--delete", "20", "--json"],
+            cwd=CHECKOUT,
+            env={**os.environ, "DATABASE_URL": database_url()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for _ in range(2)
+    ]
+    try:
+        answers = [(*process.communicate(timeout=60), process.returncode) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(BOUND)
+    told = [json.loads(out) for out, _, _ in answers]
+    owned = [one["resource_id"] for each in told for one in each["destroyed"]]
+    assert (sorted(owned), len(owned)) == (sorted(made), 3), [err for _, err, _ in answers]
+    assert Obligation.objects.filter(kind=Obligation.Kind.TEARDOWN).count() == 3
+    sweep(local)  # type: ignore[arg-type]
+    assert len(local.provider.list({}, within=WITHIN).resources) == 1
+
+
+def test_a_worker_takes_inventory_and_pays_for_it(local: Local, tmp_path: Path) -> None:
+    """The task as the periodic one sends it: by a message, to a worker process, which then pays the teardown."""
+    in_use = local.acquire()
+    lost, tag = local.put(local.ours())
+    passes(3600)
+    run()
+    passes(PAST_GRACE)
+    queue = Queue()
+    try:
+        with workers(tmp_path) as start:
+            start().is_ready()
+            tasks.inventory.apply_async(kwargs={"delete": 3})
+            eventually(lambda: Lease.objects.filter(resource_id=lost).exists(), "the leak has an owner")
+            tasks.sweep.delay(str(local.account.pk))
+            eventually(lambda: Receipt.objects.filter(resource_id=lost).exists(), "the leak is proven destroyed")
+    finally:
+        queue.close()
+    assert pids_of(tag) == []
+    assert state(in_use) == "active"
 
 
 # At Daytona

@@ -53,8 +53,6 @@ class Command(BaseCommand):
         if options["delete"] and options["dry_run"]:
             raise Wrong("--delete and --dry-run exclude each other")
         identities = inventory.identities(_accounts(options["account"]) if options["account"] else None)
-        if options["account"] and not identities:
-            raise Wrong("--account: it was never used, so that nothing at it can be ours")
         reports: list[Report] = []
         destroyed = Destroyed()
         interrupted = False
@@ -152,12 +150,13 @@ def _accounts(named: list[str]) -> list[UUID]:
         rows = ProviderAccount.objects.filter(name=name)
         with suppress(ValueError):  # a name
             rows |= ProviderAccount.objects.filter(pk=UUID(name))
-        ids = list(rows.values_list("pk", flat=True))
-        if not ids:
+        if not rows:
             raise Wrong(f"--account: there is no account {name!r}")
-        if len(ids) > 1:
+        if len(rows) > 1:
             raise Wrong(f"--account: several companies have an account {name!r}; give its id")
-        found += ids
+        if not rows[0].attested_identity:
+            raise Wrong(f"--account: {name} was never used, so that nothing at it can be ours")
+        found.append(rows[0].pk)
     return found
 
 
