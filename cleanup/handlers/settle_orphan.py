@@ -52,9 +52,9 @@ def _settle(claim: Claim) -> Outcome:
     if run is not None and startup.is_unacknowledged(run):
         return NeedsOperator(Obligation.Quiet.UNACKNOWLEDGED, partial(_is_still_unacknowledged, run.pk))
     if fence := fencing.of(lease):
-        # Past its time it is ended by its own obligation, which is due then and marks the run; that comes first.
-        stands = fence.until is not None and fence.until > database_now()
-        return Held(fence.until) if stands and fence.until is not None else Contended()
+        if fence.until is not None and fence.until > database_now():
+            return Held(fence.until)
+        return Contended()  # its own obligation ends it, which is due by now, and marks the run: that comes first
     if any(reason.name == "other_lease" for reason in holds.of(lease).reasons):
         return Waiting()
     transitions.close(row, ClosedAs.HANDED_OVER)
