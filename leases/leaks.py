@@ -337,7 +337,7 @@ def _own(
         transitions.owe_again(lease, reason="leaked", actor=actor)
     else:
         operation = judged.operation
-        if operation is None or operation.state != Operation.State.UNVERIFIED or locked.verdict != Verdict.UNKNOWN:
+        if operation is None or not _may_own(operation):
             operation = _journal(locked, resource, provider, operation)
         elif operation.company_id != company_id:
             raise _changed("its creation is another company's")
@@ -361,6 +361,11 @@ def _own(
         lease=str(lease.pk),
     )
     return lease
+
+
+def _may_own(operation: Operation) -> bool:
+    """Return whether a creation may still be given a lease: one whose search an operator ended."""
+    return operation.kind == Operation.Kind.CREATE and operation.state == Operation.State.UNVERIFIED
 
 
 def _journal(
