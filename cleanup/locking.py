@@ -8,6 +8,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from django.db import DatabaseError
+from django.db.models import QuerySet
 from psycopg.errors import LockNotAvailable
 
 from leases.models import Issue, Lease, Run
@@ -36,3 +37,13 @@ def locked_in_order(lease_id: UUID) -> Lease:
     if lease.issue_id != issue_id:
         raise NotAvailable
     return lease
+
+
+def also_locked(leases: QuerySet[Lease]) -> list[Lease]:
+    """Lock and return more leases. Raises `NotAvailable`. Not waited for, so their place in the order is free."""
+    try:
+        return list(leases.select_for_update(no_key=True, nowait=True, of=("self",)).order_by("pk"))
+    except DatabaseError as error:
+        if isinstance(error.__cause__, LockNotAvailable):
+            raise NotAvailable from error
+        raise

@@ -21,6 +21,7 @@ from django.db.models.functions import Now
 
 from leases import arguments, audit, controllers, transitions
 from leases.clock import database_now
+from leases.connections import despite_deadlocks
 from leases.controllers import Controller, Lost
 from leases.errors import ControlRefused, LeaseError, NotFound
 from leases.models import Attempt, Hold, Issue, Lease, Obligation, Run
@@ -94,11 +95,15 @@ def go_down(controller: Controller, *, seconds: float, join: Callable[[float], b
     fence(controller, seconds=seconds, actor=actor)
     if join(JOIN):
         return True
+    despite_deadlocks(lambda: _give_up(controller, actor))
+    return False
+
+
+def _give_up(controller: Controller, actor: str) -> None:
     with transaction.atomic():
         run = _locked_run(controller, with_issue=True)
         for lease, standing in _fenced_leases(run, controller):
             expire(lease, standing, actor=actor)
-    return False
 
 
 def of(lease: Lease) -> Hold | None:
@@ -169,19 +174,23 @@ def expire(lease: Lease, fence: Hold, *, actor: str = audit.SYSTEM) -> None:
     kept = transitions.fence_expired(lease, actor=actor)
     if not kept:
         return  # its sandbox is gone: there was nothing left to save
-    same = Lease.objects.filter(
-        resource_id=lease.resource_id,
-        provider=lease.provider,
-        account_identity=lease.account_identity,
-        state__in=Lease.KEPT,
-    )
-    for other in same.exclude(pk=lease.pk).select_for_update(no_key=True).order_by("pk"):
+    for other in others_of_its_sandbox(lease).select_for_update(no_key=True).order_by("pk"):
         transitions.fence_expired(other, actor=actor)
     if lease.run_id is not None and Run.objects.filter(pk=lease.run_id, restore_failed_at__isnull=True).update(
         restore_failed_at=Now()
     ):
         run = Run.objects.get(pk=lease.run_id)
         audit.record("run.restore_failed", run, company_id=run.company_id, actor=actor, lease=str(lease.pk))
+
+
+def others_of_its_sandbox(lease: Lease) -> QuerySet[Lease]:
+    """Return the other rows that keep the same sandbox, as the provider knows it."""
+    return Lease.objects.filter(
+        resource_id=lease.resource_id,
+        provider=lease.provider,
+        account_identity=lease.account_identity,
+        state__in=Lease.KEPT,
+    ).exclude(pk=lease.pk)
 
 
 def _place(lease: Lease, holder: str, until: datetime, actor: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from django.db import transaction
 
 from cleanup.claims import Claim, fenced, finish_attempt
-from cleanup.locking import NotAvailable, locked_in_order
+from cleanup.locking import NotAvailable, also_locked, locked_in_order
 from cleanup.work import Call, Contended, Context, Done, Held, Outcome
 from leases import deadlines, fencing, transitions
 from leases.clock import database_now
@@ -32,6 +32,7 @@ def end_fence(claim: Claim, _: Context) -> Generator[Call, Any, Outcome]:
 
 def _settle(claim: Claim) -> Outcome:
     lease = locked_in_order(claim.lease)
+    also_locked(fencing.others_of_its_sandbox(lease))
     deadlines.locked(lease)  # all that is closed below, in their order, before the one that is ours
     row = fenced(claim)
     if row is None:
