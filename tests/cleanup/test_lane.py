@@ -519,10 +519,12 @@ def _escalated() -> set[int]:
 
 
 def verification(account: ProviderAccount, due: float = -5.0, **values: Any) -> Obligation:
-    lease = factories.lease(factories.environment(account))
-    return Obligation.objects.create(
-        company_id=account.company_id, kind=Kind.VERIFY_END, account=account, lease=lease, due_at=at(due), **values
-    )
+    """A lease of the account that was given up without proof, whose verification is due."""
+    row = factories.given_up(factories.lease(factories.environment(account)))
+    for name, value in {"due_at": at(due), **values}.items():
+        setattr(row, name, value)
+    row.save()
+    return row
 
 
 @pytest.mark.parametrize(("limit", "share"), [(1, 1), (5, 1), (19, 1), (20, 2), (40, 4)])
