@@ -132,6 +132,7 @@ class Decision(View):
 
     def _page(self, request: HttpRequest, form: ReasonForm) -> HttpResponse:
         operation = self.operation
+        asks_for_name = issubclass(self.form, SettleForm)
         context: dict[str, Any] = {
             **admin.site.each_context(request),
             "title": self.label.rstrip("…"),
@@ -146,7 +147,7 @@ class Decision(View):
             "subject": operation if self.model is Operation else self.obligation,
             "appears_until": appears_until(operation),
             "marks": sorted(operation.marks.items()) if operation else (),
-            "confirmation": deciding.confirmation_of(self.obligation) if self.obligation and self.grave else "",
+            "confirmation": deciding.confirmation_of(self.obligation) if self.obligation and asks_for_name else "",
             "last_attempt": self.obligation.attempts.order_by("-claimed_at").first() if self.obligation else None,
             "now": database_now(),
         }
@@ -190,7 +191,9 @@ class Adopt(Decision):
         return "Adopted: this lease owns the sandbox now, and owes its teardown.", lease
 
 
-class _OfObligation(Decision):
+class OfObligation(Decision):
+    """A decision that is addressed by the obligation it is about."""
+
     model = Obligation
 
     def find(self, pk: int) -> tuple[Operation | None, Obligation]:
@@ -201,7 +204,7 @@ class _OfObligation(Decision):
         return row.operation, row
 
 
-class Recheck(_OfObligation):
+class Recheck(OfObligation):
     key = "recheck"
     label = "Re-check now…"
     explanation = (
@@ -220,7 +223,7 @@ class Recheck(_OfObligation):
         return f"Asked for one attempt at {row}.", row
 
 
-class SettleUnverified(_OfObligation):
+class SettleUnverified(OfObligation):
     key = "settle_unverified"
     label = "Settle as unverified…"
     explanation = (
@@ -260,15 +263,13 @@ _OVERTAKEN = frozenset({"not_owed", "in_flight", "resolved"})
 """Refusals about where the row stands: no other input would change them."""
 
 
-def choices(request: HttpRequest, row: Obligation) -> tuple[Choice, ...]:
+def choices(request: HttpRequest, row: Obligation, among: tuple[type[Decision], ...] = DECISIONS) -> tuple[Choice, ...]:
     """Return the decisions that this user may make about an obligation as it stands."""
-    offered = (
-        (decision, decision.offered(row)) for decision in DECISIONS if request.user.has_perm(decision.permission)
-    )
+    offered = ((decision, decision.offered(row)) for decision in among if request.user.has_perm(decision.permission))
     return tuple(Choice(d.label, d.address(pk), d.grave) for d, pk in offered if pk is not None)
 
 
-def urls(site: AdminSite, model: type[Model]) -> list[URLPattern]:
+def urls(site: AdminSite, model: type[Model], among: tuple[type[Decision], ...] = DECISIONS) -> list[URLPattern]:
     """Return the addresses of the decisions about rows of a model."""
     kind = "uuid" if model is Operation else "int"
     return [
@@ -277,7 +278,7 @@ def urls(site: AdminSite, model: type[Model]) -> list[URLPattern]:
             site.admin_view(decision.as_view()),
             name=f"leases_{model.__name__.lower()}_{decision.key}",
         )
-        for decision in DECISIONS
+        for decision in among
         if decision.model is model
     ]
 

@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString
 from typing_extensions import override
 
 from leases import ownership, proof
-from leases.admin import decisions, keeping, retry
+from leases.admin import answers, decisions, keeping, retry
 from leases.admin.filters import ErrorKindFilter, LastErrorKindFilter, QuietFilter
 from leases.admin.owed import of_subject, section
 from leases.admin.situation import CONDITIONS, OPEN, TONES, Situation, situation_of
@@ -117,6 +117,7 @@ class ObligationAdmin(ViewOnly[Obligation]):
         return [
             path("retry/", view, name="leases_obligation_retry"),
             *decisions.urls(self.admin_site, Obligation),
+            *decisions.urls(self.admin_site, Obligation, answers.ANSWERS),
             *super().get_urls(),
         ]
 

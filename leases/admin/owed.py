@@ -12,7 +12,8 @@ from django.db.models.functions import Now
 from django.http import HttpRequest
 
 from leases import proof
-from leases.admin.decisions import Choice, appears_until, choices
+from leases.admin.answers import choices
+from leases.admin.decisions import Choice, appears_until
 from leases.admin.retry import may_retry
 from leases.admin.situation import CONDITIONS, ESCALATED, TONES, Outlook, Situation, outlook
 from leases.clock import database_now
