@@ -169,7 +169,8 @@ class Ownership(RuleBasedStateMachine):
             if due_now or (at is not None and at <= standing.at):
                 assert row.due_at is not None  # to be looked at, or just about to be
             elif at == holds.FOREVER:
-                assert row.quiet == "waiting"
+                # Before its time is over nobody has to look what holds it.
+                assert row.quiet == "waiting" or row.due_at == standing.kept_until
             elif at is None:
                 assert row.quiet == "operator_decides"
             else:
@@ -205,6 +206,6 @@ def test_whatever_comes_in_whatever_order() -> None:
         run_state_machine_as_test(  # type: ignore[no-untyped-call]
             Ownership,
             settings=settings(
-                max_examples=12, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+                max_examples=10, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
             ),
         )
