@@ -100,7 +100,7 @@ class Site:
         binaries = program(POSTGRES, self.state.account, self.state.root).parent
         file = self.directory / "dump.sql"
         for command in (
-            [binaries / "pg_dump", "--file", file, "--dbname", self.url],
+            [binaries / "pg_dump", "--no-owner", "--no-privileges", "--file", file, "--dbname", self.url],
             [binaries / "psql", "--quiet", "--set", "ON_ERROR_STOP=1", "--file", file, "--dbname", other.url],
         ):
             done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=4 * BOUND)
