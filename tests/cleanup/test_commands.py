@@ -325,13 +325,8 @@ def test_owed_counts_every_row_where_it_stands(rehearsal: Rehearsal) -> None:
     )
     factories.teardown(factories.lease(rehearsal.environment), due_at=None, quiet="foreign_marks")
     owed_for(rows["due"], 7200)
-    forced = factories.teardown(factories.lease(rehearsal.environment))
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("UPDATE leases_lease SET state = 'failed' WHERE id = %s", [forced.lease_id])
-        cursor.execute(
-            "UPDATE leases_obligation SET closed_at = now(), closed_as = 'unverified', due_at = NULL WHERE id = %s",
-            [forced.pk],
-        )
+    sought = factories.given_up(factories.lease(rehearsal.environment))
+    forced = Obligation.objects.get(lease=sought.lease, kind="teardown")
     rehearsal.account.circuit = "open"
     rehearsal.account.save()
 
@@ -344,14 +339,14 @@ def test_owed_counts_every_row_where_it_stands(rehearsal: Rehearsal) -> None:
     assert teardowns["quiet_because"] == {"foreign_marks": 1}
     assert told["unverified"] == 1
     (blocked,) = told["blocked_accounts"]
-    assert (blocked["name"], blocked["circuit"], blocked["open"]) == (rehearsal.account.name, "open", 4)
+    assert (blocked["name"], blocked["circuit"], blocked["open"]) == (rehearsal.account.name, "open", 5)
 
     text = _run("owed")[1]
     line = next(line for line in text.splitlines() if line.startswith("teardown"))
     assert line.split()[1:8] == ["4", "1", "1", "1", "1", "1", "0"]
     assert line.split()[8:11] == ["2", "h", "ago"]
     assert "1 teardown need a person: the sandbox carries another installation's marks" in text
-    assert f"account {rehearsal.account.name} (rehearsal) is blocked; 4 wait behind it" in text
+    assert f"account {rehearsal.account.name} (rehearsal) is blocked; 5 wait behind it" in text
     assert "1 ended unverified: no provider ever confirmed these" in text
     assert f"  #{forced.pk} teardown of lease {forced.lease_id}, 0 s ago" in text
     assert [debt["obligation"] for debt in told["debts"]] == [forced.pk]
