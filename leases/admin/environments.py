@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.contrib import admin
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from leases.admin.lengths import LengthField, written
@@ -59,9 +60,10 @@ class EnvironmentAdmin(Removable[Environment]):
         return schema_of(account.provider, "Config") if account else schemas("Config")
 
     @admin.display(description="keeps", ordering="retain_for")
-    def keeps(self, environment: Environment) -> str:
-        files = f"{written(environment.retain_for)}" if environment.retain_for else "until an operator decides"
-        return f"idle {written(environment.reuse_idle_for)}; for files {files}"
+    def keeps(self, environment: Environment) -> SafeString:
+        files = written(environment.retain_for) if environment.retain_for else "until you decide"
+        told = '<span class="pe-id">idle {}</span><br><span class="pe-id">for files {}</span>'
+        return format_html(told, written(environment.reuse_idle_for), files)
 
     @admin.display(description="status", ordering="status")
     def shown_status(self, environment: Environment) -> SafeString:

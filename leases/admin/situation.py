@@ -81,7 +81,7 @@ def outlook(
     if due is None:
         if situation == Situation.COOLING:
             return Outlook(situation, None, "It is looked at again when what it waits for ends; nothing is to decide.")
-        return Outlook(situation, None, f"A person is needed: {obligation.get_quiet_display()}.")
+        return Outlook(situation, None, f"A person is needed: {obligation.get_quiet_display().removesuffix('?')}.")
     if situation == Situation.IN_FLIGHT:
         why = f"{obligation.worker} works on it. Should that worker vanish, the row falls due again."
         return Outlook(situation, due, why)

@@ -113,16 +113,15 @@ class Command(BaseCommand):
     def _group(self, group: Group, at: datetime, *, named: bool) -> None:
         if named:
             self.stdout.write(f"{group.label}:")
+            for sandbox in group.sandboxes:
+                self.stdout.write(f"  {_line(sandbox, at)}")
+            if not group.left_out:
+                return
+            self.stdout.write(f"  and {group.left_out} more")
         for because in group.because:
             self.stdout.write(
                 f"{because.count} {group.label}: {because.sentence}{_strength(because)}, {_until(because)}"
             )
-        if not named:
-            return
-        for sandbox in group.sandboxes:
-            self.stdout.write(f"  {_line(sandbox, at)}")
-        if group.left_out:
-            self.stdout.write(f"  and {group.left_out} more")
 
     def _table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
@@ -145,7 +144,7 @@ def _line(sandbox: Sandbox, at: datetime) -> str:
     parts += [f"{reason.sentence}, {_moment(reason.until)}" for reason in sandbox.reasons]
     if sandbox.person:
         parts.append(Obligation.Quiet(sandbox.person).label)
-    parts.append(f"next {_ahead(sandbox.due_at, at)}" if sandbox.due_at or not sandbox.person else "not by itself")
+    parts.append(f"next {_ahead(sandbox.due_at, at)}" if sandbox.due_at else "not by itself")
     parts.append("price unknown" if sandbox.so_far is None else f"{_money(sandbox.so_far)} so far")
     return "; ".join(parts)
 
