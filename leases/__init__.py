@@ -15,16 +15,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from leases.acquisition import acquire
+    from leases.archiving import archive_credential, delete_credential
     from leases.bridging import bridge
+    from leases.closing import close_company
     from leases.controllers import acknowledge_cancellation, give_up_control, renew, take_control
+    from leases.deleting import delete_environment
+    from leases.fencing import fence, go_down
     from leases.releasing import release, stop
     from leases.retrying import retry
 
 __all__ = [
     "acknowledge_cancellation",
     "acquire",
+    "archive_credential",
     "bridge",
+    "close_company",
+    "delete_credential",
+    "delete_environment",
+    "fence",
     "give_up_control",
+    "go_down",
     "release",
     "renew",
     "retry",
@@ -35,8 +45,14 @@ __all__ = [
 _HOMES = {
     "acknowledge_cancellation": "leases.controllers",
     "acquire": "leases.acquisition",
+    "archive_credential": "leases.archiving",
     "bridge": "leases.bridging",
+    "close_company": "leases.closing",
+    "delete_credential": "leases.archiving",
+    "delete_environment": "leases.deleting",
+    "fence": "leases.fencing",
     "give_up_control": "leases.controllers",
+    "go_down": "leases.fencing",
     "release": "leases.releasing",
     "renew": "leases.controllers",
     "retry": "leases.retrying",

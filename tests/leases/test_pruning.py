@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from django.db import IntegrityError, ProgrammingError, connection, transaction
 
+import leases
 from leases import audit, pruning
 from leases.errors import LeaseError
 from leases.models import (
@@ -307,11 +309,47 @@ def commoner() -> Iterator[str]:
         cursor.execute(f"DROP ROLE {name}")
 
 
-def test_a_user_who_may_not_take_the_role_is_told_what_it_takes(commoner: str) -> None:
+def as_user(name: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET SESSION AUTHORIZATION {name}")
+
+
+def test_an_ordinary_user_who_was_given_the_role_removes_history_and_still_cannot_by_hand(commoner: str) -> None:
     used_up()
     date = now()
     with connection.cursor() as cursor:
-        cursor.execute(f"SET SESSION AUTHORIZATION {commoner}")
+        cursor.execute(f"GRANT INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {commoner}")
+        cursor.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {commoner}")
+        cursor.execute(f"GRANT {pruning.ROLE} TO {commoner}")
+    as_user(commoner)
+    assert _refused("DELETE FROM leases_receipt", []) == "receipt_is_append_only"
+    assert pruning.prune(date, **WHY).rows == WHOLE
+
+
+@pytest.mark.parametrize("may", [False, True])
+def test_the_migration_makes_the_role_where_it_may_and_else_goes_on(commoner: str, *, may: bool) -> None:
+    source = (Path(leases.__file__).parent / "migrations" / "sql" / "0012_prune.sql").read_text(encoding="utf-8")
+    role = f"prune_{uuid4().hex[:8]}"
+    block = source[source.index("DO $$") : source.index("CREATE FUNCTION")].replace(pruning.ROLE, role)
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER ROLE {commoner} {'CREATEROLE' if may else 'NOCREATEROLE'}")
+    as_user(commoner)
+    with connection.cursor() as cursor:
+        cursor.execute(block)
+        cursor.execute(block)  # a second database of the server
+        cursor.execute("SELECT count(*) FROM pg_roles WHERE rolname = %s", [role])
+        assert cursor.fetchone()[0] == may
+        if may:
+            with transaction.atomic():
+                cursor.execute(f"SET LOCAL ROLE {role}")
+        cursor.execute("RESET SESSION AUTHORIZATION")
+        cursor.execute(f"DROP ROLE IF EXISTS {role}")
+
+
+def test_a_user_who_may_not_take_the_role_is_told_what_it_takes(commoner: str) -> None:
+    used_up()
+    date = now()
+    as_user(commoner)
     with pytest.raises(LeaseError, match=r"CREATE ROLE paperclip_prune NOLOGIN; GRANT paperclip_prune TO ") as error:
         pruning.prune(date, **WHY)
     assert error.value.code == "role_missing"

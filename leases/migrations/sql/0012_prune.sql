@@ -5,17 +5,28 @@
 --    make roles, whoever may does what docs/deleting.md says.
 DO $$
 BEGIN
-    IF NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = 'paperclip_prune') THEN
-        CREATE ROLE paperclip_prune NOLOGIN;
-    END IF;
-    IF NOT pg_has_role(current_user, 'paperclip_prune', 'MEMBER') THEN
-        EXECUTE format('GRANT paperclip_prune TO %I', current_user);
-    END IF;
-EXCEPTION
-    WHEN insufficient_privilege THEN
-        RAISE NOTICE 'the role paperclip_prune could not be made: until it is, manage.py prune refuses';
-    WHEN duplicate_object OR unique_violation THEN
-        NULL;  -- another database of this server was migrated at the same time: a role is the whole server's
+    BEGIN
+        IF NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = 'paperclip_prune') THEN
+            CREATE ROLE paperclip_prune NOLOGIN;
+        END IF;
+    EXCEPTION
+        WHEN insufficient_privilege THEN
+            RAISE NOTICE 'the role paperclip_prune could not be made: until it is, manage.py prune refuses';
+        WHEN duplicate_object OR unique_violation THEN
+            NULL;  -- another database of this server was migrated at the same time: a role is the whole server's
+    END;
+    -- Who makes a role may not take it by that alone. A superuser may take any.
+    BEGIN
+        IF EXISTS (SELECT 1 FROM pg_roles WHERE rolname = 'paperclip_prune')
+           AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+            EXECUTE format('GRANT paperclip_prune TO %I', current_user);
+        END IF;
+    EXCEPTION
+        WHEN insufficient_privilege THEN
+            RAISE NOTICE 'the role paperclip_prune could not be granted to %: until it is, manage.py prune refuses', current_user;
+        WHEN unique_violation THEN
+            NULL;
+    END;
 END $$;
 
 CREATE FUNCTION leases_grant_prune() RETURNS void LANGUAGE plpgsql AS $$
