@@ -574,13 +574,7 @@ def test_what_needs_no_proof_cannot_be_settled_without() -> None:
         for kind in ("end_lease", "settle_orphan", "end_fence")
     ]
     kept = factories.stopped().obligations.get(kind="dispose")
-    history = Obligation.objects.create(
-        company_id=lease.company_id,
-        kind="verify_end",
-        account_id=lease.account_id,
-        lease=lease,
-        due_at=factories.at(60),
-    )
+    history = factories.given_up()
     tried = [probe, extend, kept, history, *inner]
     for row in tried:
         with pytest.raises(DecisionRefused, match="needs no proof"):
