@@ -101,6 +101,7 @@ class Scheduler(DatabaseScheduler):  # type: ignore[misc]
         self._identity, self._timeline = "", 0
         self._kept_outside = False
         self._place_trouble = ""
+        self._is_unclear = False
         super().__init__(app, **options)
         self.max_interval = options.get("max_interval") or CAP
 
@@ -192,9 +193,11 @@ class Scheduler(DatabaseScheduler):  # type: ignore[misc]
         execute = judging.on_session(session.connection)
         verdict = judging.pronounce(execute, keeps=True)
         if isinstance(verdict, Unclear):
-            self._judge_at = boottime() + REST
+            if not self._is_unclear:
+                logger.error("The beat cannot tell yet whether the database is a restored or copied one; asking again.")
+            self._judge_at, self._is_unclear = boottime() + REST, True
             return
-        self._judge_at = None
+        self._judge_at, self._is_unclear = None, False
         now = judging.read(execute).facts.now
         self._identity, self._timeline = now.identity, now.timeline
         if (moved := self._advance(session)) is not None:

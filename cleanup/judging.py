@@ -219,12 +219,12 @@ def _write(execute: Execute, facts: Facts, verdict: Verdict) -> None:
             execute(_OBSERVED, values | {"why": why.value, "mark_at": mark_at})
             execute(_SEEN, values)
             log.error("%s", trust.sentence(why.value, None))
-        case Unclear():
+        case Unclear() if not facts.keeps:  # the beat, which asks again soon, says it once
             log.error(
                 "this process cannot tell whether the database is a restored or copied one: no high-water mark is in "
                 "its reach. Nothing is done here until the beat has judged it (or `manage.py trust_database`)"
             )
-        case Same():
+        case Same() | Unclear():
             pass
 
 

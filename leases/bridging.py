@@ -16,7 +16,7 @@ from django.db import transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from leases import arguments, bounds, controllers, fencing
+from leases import arguments, bounds, controllers, fencing, trust
 from leases.calling import open_recorded
 from leases.controllers import Controller
 from leases.credentials import SecretUnavailable
@@ -120,6 +120,7 @@ class Bridge:
                     raise AdmissionClosed(lost.sentence, code=lost.code)
                 if row.state != Lease.State.ACTIVE:
                     raise AdmissionClosed(f"the lease is {row.get_state_display()} and takes no work any more")
+                _require_trusted(row)
                 activity = BridgeActivity.objects.create(
                     company_id=row.company_id, lease=row, kind=kind, deadline=Now() + timedelta(seconds=seconds)
                 )
@@ -152,3 +153,13 @@ def bridge(lease_id: UUID, *, company_id: UUID | None = None, controller: Contro
     that `renew` is refused with.
     """
     return Bridge(lease_id, company_id, controller)
+
+
+def _require_trusted(lease: Lease) -> None:
+    """Refuse work in a sandbox that may be somebody else's by now: of a lease of before, while this database observes.
+
+    Not for the moment in which a server that was started anew is still to be judged: its live runs work on.
+    """
+    trusted = trust.read()
+    if trusted.observing_since is not None and (trusted.mark_at is None or lease.acquired_at <= trusted.mark_at):
+        raise AdmissionClosed(trust.sentence(trusted.why, trusted.observing_since), code="observing")

@@ -57,7 +57,10 @@ class AcquireInProgress(LeaseError):
 
 
 class AdmissionClosed(LeaseError):
-    """The lease takes no work any more, because it was released."""
+    """The lease takes no work any more, because it was released.
+
+    Or for now (`observing`): it is of before, and this database may be a restored or copied one.
+    """
 
     code = "admission_closed"
 

@@ -160,6 +160,11 @@ def _may_start(operation: Operation, patience: Patience) -> bool:
 
     The patience is asked last, right before the call: a process that was suspended must not start anything late.
     """
+    trusted = persistently(trust.read)
+    if trusted.observing_since is not None:
+        raise journal.TakenOver("this database may be a restored or copied one")
+    if not trusted.is_judged:
+        return False  # its server was started anew; a moment later somebody has judged it
     persistently(lambda: journal.keep_off_recovery(operation, bounds.START + bounds.CREATE_MARGIN))
     return not patience.is_over
 

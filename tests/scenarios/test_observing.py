@@ -22,7 +22,7 @@ from cleanup.claims import LANE
 from cleanup.engine import Engine
 from cleanup.watermark import Mark
 from leases import trust
-from leases.errors import DecisionRefused
+from leases.errors import AcquireRejected, AdmissionClosed, DecisionRefused
 from leases.models import ActivityEntry, Attempt, Installation, Lease, Obligation, ProviderAccount
 from leases.models.environments import Policy
 from tests import factories
@@ -98,6 +98,28 @@ def test_an_acquire_creates_and_neither_starts_nor_dooms_what_is_kept(rehearsal:
     again = acquired(rehearsal, Policy.REUSE_BY_ENVIRONMENT)
     assert again.resource_id != kept.resource_id
     assert (state(kept), rehearsal.world.count("start"), rehearsal.world.count("delete")) == ("released", 0, 0)
+
+
+def test_no_work_goes_into_a_sandbox_of_before(rehearsal: Rehearsal) -> None:
+    before = acquired(rehearsal)
+    observe()
+    with pytest.raises(AdmissionClosed) as caught:
+        leases.bridge(before.pk).execute(["true"])
+    assert caught.value.code == "observing"
+    assert rehearsal.world.count("execute") == 0
+    leases.bridge(acquired(rehearsal, ad_hoc=True).pk).execute(["true"])
+    assert rehearsal.world.count("execute") == 1
+
+
+def test_a_start_that_is_under_way_is_not_sent_any_more(rehearsal: Rehearsal) -> None:
+    kept = reused(rehearsal)
+    rehearsal.world.after["inspect"] = lambda _: Background(observe).result()
+    with pytest.raises(AcquireRejected, match="restored or copied"):
+        acquired(rehearsal, Policy.REUSE_BY_ENVIRONMENT)
+    assert rehearsal.world.count("start") == 0
+    rehearsal.world.after.clear()
+    sweep(rehearsal)
+    assert (rehearsal.world.of(kept.resource_id).state, rehearsal.world.count("delete")) == ("stopped", 0)
 
 
 def test_a_kept_sandbox_is_not_started_while_its_server_is_yet_to_be_judged(rehearsal: Rehearsal) -> None:
