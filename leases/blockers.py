@@ -12,6 +12,7 @@ from typing import Any
 
 from django.db.models import Model, QuerySet
 
+from leases import trust
 from leases.errors import LeaseError
 
 LISTED = 50
@@ -95,6 +96,14 @@ class Gathered:
         self._counts[code] = self._counts.get(code, 0) + count
         if not yields:
             self._unyielding += count
+
+
+def require_trust(what: str) -> None:
+    """Refuse `what` while this database may be a restored or copied one: what it does not know of may need the rows."""
+    if trust.is_observing():
+        raise LeaseError(
+            f"{what} waits until somebody says what this database is (manage.py trust_database)", code="observing"
+        )
 
 
 def _of(row: Model, code: str, told: str, *, yields: bool) -> Blocker:

@@ -15,7 +15,7 @@ from django.db.models import CharField, F, Q, Value
 from django.db.models.functions import Cast, Concat, Now
 
 from leases import arguments, audit, proof, transitions
-from leases.blockers import Blockers, Gathered, Refused
+from leases.blockers import Blockers, Gathered, Refused, require_trust
 from leases.connections import despite_deadlocks
 from leases.errors import LeaseError, NotFound
 from leases.models import (
@@ -97,12 +97,13 @@ def close_company(company_id: UUID, *, actor: str, reason: str) -> Company:
     credentials' references go too; credentials and environments are archived. Leases, journal, receipts and the log
     stay, with the ids and the snapshots (references, never secrets) that they have. Cannot be taken back.
 
-    Raises `NotFound`, `LeaseError` (`invalid`, `already_closed`), and `Refused` with what stands in the way. Written
-    whole or not at all.
+    Raises `NotFound`, `LeaseError` (`invalid`, `already_closed`, `observing`), and `Refused` with what stands in the
+    way. Written whole or not at all.
     """
     company_id = arguments.identity(company_id, "company_id")
     arguments.actor(actor)
     arguments.reason(reason, "closing a company")
+    require_trust("closing a company")
     return despite_deadlocks(lambda: _close(company_id, actor, reason))
 
 

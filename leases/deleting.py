@@ -19,7 +19,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from leases import arguments, audit, holds, transitions
-from leases.blockers import Blockers, Gathered, Refused
+from leases.blockers import Blockers, Gathered, Refused, require_trust
 from leases.connections import despite_deadlocks
 from leases.demands import Demand, Verb
 from leases.errors import NotFound
@@ -76,13 +76,14 @@ def delete_environment(
     sandbox that something holds stand in the way. Teardowns are only owed here; the engine pays them, and what fails
     stays owed.
 
-    Raises `NotFound`, `LeaseError` (`invalid`), and `Refused` with what stands in the way. Refused at first, nothing is
-    written. Refused at the end, because the environment was made active again meanwhile, what owes its teardown does.
+    Raises `NotFound`, `LeaseError` (`invalid`, `observing`), and `Refused` with what stands in the way. Refused at
+    first, nothing is written. Refused at the end, because the environment was made active again meanwhile, what owes its teardown does.
     """
     environment_id = arguments.identity(environment_id, "environment_id")
     company_id = arguments.identity(company_id, "company_id")
     arguments.actor(actor)
     arguments.reason(reason, "deleting an environment")
+    require_trust("deleting an environment")
     done = despite_deadlocks(lambda: _owe(environment_id, company_id, actor, reason, consent=consent))
     while despite_deadlocks(lambda: _let_go(environment_id, limit=_UNLINKED)):
         pass

@@ -24,6 +24,7 @@ from django.db.models.functions import Cast
 from psycopg.errors import InsufficientPrivilege, InvalidParameterValue
 
 from leases import arguments, audit, proof
+from leases.blockers import require_trust
 from leases.clock import database_now
 from leases.closing import SETTLED
 from leases.connections import despite_deadlocks
@@ -278,14 +279,15 @@ def prune(
     With `log` also the log of leases, operations and obligations that are there no more. `stopping` is asked between
     batches, and `on_batch` told of the rows of each. Safe to repeat, and to run twice at once.
 
-    Raises `LeaseError`: `invalid` for a date that is younger than `YOUNGEST`, `role_missing` where the role does not
-    exist or this user may not take it.
+    Raises `LeaseError`: `invalid` for a date that is younger than `YOUNGEST`, `observing`, `role_missing` where
+    the role does not exist or this user may not take it.
     """
     arguments.actor(actor)
     arguments.reason(reason, "pruning")
     _check(before)
     if batch < 1:
         raise LeaseError("a batch is at least one row", code="invalid")
+    require_trust("pruning")
     _require_role()
     run = _Run(before, actor, reason, batch, stopping, on_batch)
     for name, rows in _plain(before):

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 from django.db import connection, transaction
 
-from leases import archiving, closing, deleting, holds, transitions
+from leases import archiving, closing, deleting, holds, pruning, transitions
 from leases.blockers import LISTED, Refused
 from leases.demands import Demand
 from leases.errors import LeaseError, NotFound
@@ -18,6 +18,7 @@ from leases.models import (
     Credential,
     Environment,
     Hold,
+    Installation,
     InventoryFinding,
     Lease,
     Obligation,
@@ -427,3 +428,20 @@ def test_nonsense_is_refused_at_the_edge() -> None:
         deleting.delete_environment(uuid4(), company_id=where.company_id, **WHY)
     with pytest.raises(NotFound):
         deleting.what_stands_in_the_way(where.pk, company_id=uuid4())
+
+
+@pytest.mark.parametrize("what", ["environment", "company", "history"])
+def test_nothing_goes_for_good_while_the_database_is_in_doubt(what: str) -> None:
+    where = factories.environment()
+    Installation.current()
+    moment = factories.database_now()
+    Installation.objects.update(observing_since=moment, observing_why="behind", observed_mark_at=moment)
+    ends: dict[str, Any] = {
+        "environment": lambda: delete(where),
+        "company": lambda: close(where.company),
+        "history": lambda: pruning.prune(factories.at(-2 * 86_400), **WHY),
+    }
+    before = snapshot()
+    with pytest.raises(LeaseError, match="waits until somebody says what this database is") as error:
+        ends[what]()
+    assert (error.value.code, snapshot()) == ("observing", before)
