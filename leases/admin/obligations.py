@@ -110,6 +110,11 @@ class ObligationAdmin(ViewOnly[Obligation]):
     # What needs a person has no time of its own and stands first; then what is due longest.
     ordering = (F("due_at").asc(nulls_first=True), "id")
     actions = ("retry_now",)
+    readonly_fields = ("called",)
+
+    @override
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
+        return ["called" if field == "account" else field for field in super().get_fields(request, obj)]
 
     @override
     def get_urls(self) -> list[URLPattern]:
@@ -177,6 +182,12 @@ class ObligationAdmin(ViewOnly[Obligation]):
     @admin.display(description="account", ordering="account__name")
     def account_name(self, obligation: Obligation) -> str:
         return obligation.account.name if obligation.account is not None else BUILT_IN
+
+    @admin.display(description="account")
+    def called(self, obligation: Obligation) -> SafeString | str:
+        if obligation.account is None:
+            return BUILT_IN
+        return _link(obligation.account, obligation.account.name)
 
     @admin.display(description="due", ordering="due_at")
     def due(self, obligation: Obligation) -> SafeString | str:

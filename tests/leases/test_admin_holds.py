@@ -283,8 +283,9 @@ def test_one_that_an_operator_decides_about_says_so_with_its_cost(olga: Client) 
     listed = _text(olga.get(reverse("admin:leases_obligation_changelist"), {"situation": "quiet"}))
     assert "(at most 2.00 an hour, 0.00 so far)" in listed
     assert "built-in" in listed
-    row = Obligation.objects.get(lease=lease, kind="dispose")
-    assert DestroyNow.address(lease.pk) in _text(olga.get(_page(row)))
+    page = _text(olga.get(_page(Obligation.objects.get(lease=lease, kind="dispose"))))
+    assert DestroyNow.address(lease.pk) in page
+    assert '<div class="readonly">built-in</div>' in page
 
 
 def test_the_pages_escape_what_people_wrote(olga: Client) -> None:
