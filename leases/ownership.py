@@ -233,6 +233,9 @@ SELECT l.id, l.state, l.resource_id, l.provider, coalesce(e.name, ''), l.scope <
            l.released_at) ELSE l.acquired_at END,
        r.status, r.controller_id, CASE WHEN r.controller_expires_at IS NOT NULL THEN {controllers.ENDS} END,
        CASE l.state WHEN 'pending_cleanup' THEN l.released_at END,
+       CASE l.state WHEN 'active' THEN (
+           SELECT f.due_at FROM leases_obligation f
+            WHERE f.lease_id = l.id AND f.kind = 'end_fence' AND f.closed_at IS NULL) END,
        o.id, o.due_at, o.attempt_id IS NOT NULL, o.quiet, o.drain_until, o.held_verb,
        o.kind = 'settle_orphan' AND (
            EXISTS (SELECT 1 FROM leases_operation p WHERE p.run_uuid = l.run_id AND p.state = 'pending')
@@ -272,6 +275,8 @@ class _Facts:
     controller_until: datetime | None
     released_at: datetime | None
     """Of one that owes its teardown."""
+    fence_due: datetime | None
+    """When what ends its fence is due; the fence itself stands until that did so."""
     obligation: int | None
     due_at: datetime | None
     in_flight: bool
@@ -402,7 +407,8 @@ def _due(row: _Facts, standing: Standing, kind: Kind, reasons: tuple[Reason, ...
     if kind == Kind.IN_USE:
         return _if_ever(reasons[0].until)  # its holder's: what else needs the sandbox has its use end all the same
     if kind == Kind.FENCED:
-        return _if_ever(max(reason.until for reason in reasons if reason.name == "shutdown_fence"))
+        fenced = max(reason.until for reason in reasons if reason.name == "shutdown_fence")
+        return _if_ever(row.fence_due or fenced)
     if row.obligation is None:
         return None
     # A row in flight is decided about now. One that is due before its time is looked at then, and waits on; one that is

@@ -16,7 +16,8 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 
 from cleanup import report
-from leases import holds, transitions
+from leases import fencing, holds, transitions
+from leases.controllers import Controller
 from leases.models import Company, Hold, Installation, Lease, Obligation, Run
 from leases.ownership import Group, Kind, Sandbox, ownership
 from tests import factories
@@ -141,19 +142,28 @@ def test_who_uses_a_lease_is_told(status: str, ends_in: float | None, name: str)
     assert _one(Kind.IN_USE).due_at == ends_at
 
 
+def _fenced(seconds: float) -> Lease:
+    """A lease whose controller went down and fenced it until so many seconds from now."""
+    run = _run(controller_id="server-1", controller_seconds=60, controller_expires_at=factories.at(60))
+    lease = factories.lease(factories.environment(factories.account(run.company)), run=run)
+    fencing.fence(Controller(run.pk, "server-1", run.controller_generation, factories.at(60)), seconds=600)
+    until = factories.at(seconds)
+    Hold.objects.filter(lease=lease).update(until=until)
+    Obligation.objects.filter(lease=lease, kind="end_fence").update(due_at=until)
+    return lease
+
+
 def test_a_fenced_lease_is_left_alone_until_its_fence_ends() -> None:
-    lease = factories.lease()
-    until = factories.at(300)
-    Hold.objects.create(
-        company_id=lease.company_id,
-        lease=lease,
-        kind="shutdown_fence",
-        strength="always",
-        holder="server-1",
-        until=until,
-    )
+    lease = _fenced(300)
     sandbox = _one(Kind.FENCED)
-    assert ("shutdown_fence" in {reason.name for reason in sandbox.reasons}, sandbox.due_at) == (True, until)
+    assert sandbox.due_at == Hold.objects.get(lease=lease).until == report.next_due("end_fence")
+    assert [reason.name for reason in sandbox.reasons] == ["shutdown_fence"]
+
+
+def test_a_fence_whose_time_is_over_is_to_be_ended_now() -> None:
+    """It holds the sandbox until what ends it did so, which says nothing about when that is due."""
+    _fenced(-5)
+    assert _one(Kind.FENCED).is_releasable(ownership().at)
 
 
 def _orphan(**values: Any) -> Lease:
