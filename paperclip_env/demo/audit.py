@@ -17,6 +17,7 @@ from leases.models import Installation, Lease, Obligation, Operation, ProviderAc
 from paperclip_env.demo.cast import LINES, Cast
 from paperclip_env.demo.losses import Losses
 from paperclip_env.demo.machinery import wait_until
+from paperclip_env.demo.orphans import Orphan
 from paperclip_env.demo.services import Service
 from providers.contract import MARK_INSTALLATION, Command, Running, Stopped
 
@@ -31,10 +32,11 @@ class Finding:
     good: bool
 
 
-def findings(cast: Cast, losses: Losses, directory: Path) -> list[Finding]:
+def findings(cast: Cast, losses: Losses, orphan: Orphan, directory: Path) -> list[Finding]:
     """Return every finding of the audit; the demo succeeded when all are good."""
     found = [_lease(part.title, part.lease) for part in cast.parts]
     found += [_lease(loss.title, loss.lease) for loss in losses.all]
+    found.append(_lease("was nobody's when its controller fell silent", orphan.lease))
     opened = {kind.kind: kind.open for kind in report.owed().kinds}
     ends, kept = opened.pop(Obligation.Kind.DISPOSE), Lease.objects.filter(state__in=Lease.KEPT).count()
     found.append(Finding(f"{sum(opened.values())} obligations are open", not any(opened.values())))

@@ -20,6 +20,7 @@ from paperclip_env.demo.cast import Cast
 from paperclip_env.demo.engines import Engine, container_engine
 from paperclip_env.demo.losses import Losses
 from paperclip_env.demo.machinery import Machinery, empty_the_broker, wait_until, waiting_messages
+from paperclip_env.demo.orphans import Orphan
 from paperclip_env.demo.services import Services, serve
 from paperclip_env.stack.foreground import Stopped, stoppable
 from providers.contract import ProviderError
@@ -107,9 +108,11 @@ def _play(
     _say(f"The broker is emptied of everything, {empty_the_broker()} waiting message(s) among it.")
     machinery.start("worker")
     _say("A new worker starts. It has no memory and no message; it has the rows.")
-    _watch(cast, len(cast.parts) + len(losses.all), machinery, fault, refusal)
+    orphan = Orphan.left_by_its_controller(cast, _say)
+    _watch(cast, len(cast.parts) + len(losses.all) + 1, machinery, fault, refusal)
+    orphan.comes_to_its_end(_say)
     Run.objects.filter(company=cast.company).update(status=Run.Status.SUCCEEDED)
-    return _audit(cast, losses, directory)
+    return _audit(cast, losses, orphan, directory)
 
 
 def _watch(cast: Cast, everything: int, machinery: Machinery, fault: _Fault, refusal: _Refusal) -> None:
@@ -170,9 +173,9 @@ class _Fault:
             self.lasts = False
 
 
-def _audit(cast: Cast, losses: Losses, directory: Path) -> int:
+def _audit(cast: Cast, losses: Losses, orphan: Orphan, directory: Path) -> int:
     _say("The audit:")
-    found = findings(cast, losses, directory)
+    found = findings(cast, losses, orphan, directory)
     for finding in found:
         sys.stdout.write(f"  {'ok ' if finding.good else 'BAD'} {finding.text}\n")
     bad = sum(not finding.good for finding in found)
@@ -194,7 +197,8 @@ def _proven(cast: Cast) -> int:
 
 def _owes(cast: Cast) -> bool:
     """Whether anything is owed still: the end of a startup comes after the receipts that it waits for."""
-    return Obligation.objects.filter(company=cast.company, closed_at__isnull=True).exists()
+    owed = Obligation.objects.filter(company=cast.company, closed_at__isnull=True)
+    return owed.exclude(kind=Obligation.Kind.DISPOSE).exists()  # the end of what is kept comes in its time
 
 
 def _in_flight(cast: Cast) -> int:
