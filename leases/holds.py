@@ -21,13 +21,15 @@ from typing import Any
 from uuid import UUID
 
 from django.db import connection, transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
 from leases import arguments, audit, transitions
 from leases.clock import database_now
 from leases.errors import LeaseError, NotFound
-from leases.models import Hold, Issue, Lease
+from leases.models import Hold, Issue, Lease, Operation, Run
+
+OTHER_LEASE = "other_lease"
 
 FOREVER = datetime(9999, 12, 31, tzinfo=UTC)
 """When something ends that only a write ends."""
@@ -110,7 +112,7 @@ CONDITIONS: tuple[Condition, ...] = (
         ),
     ),
     Condition(
-        "other_lease",
+        OTHER_LEASE,
         _ALWAYS,
         "another live lease is on the same sandbox",
         _if(
@@ -248,8 +250,21 @@ def _read(where: str, values: Sequence[Any]) -> Iterator[Standing]:
         yield Standing(lease_id, state, orphaned, kept_until, expires_at, now, reasons)
 
 
+def is_contested(lease: Lease) -> bool:
+    """Return whether another lease of ours owns the same sandbox and will not end by itself either.
+
+    Two of them would wait for each other for ever; whose the sandbox is, a person has to say. One in use by a live run,
+    or with an end of its own, or whose teardown is owed, ends by itself, and wakes whatever waits for that.
+    """
+    others = Lease.objects.filter(
+        resource_id=lease.resource_id, provider=lease.provider, account_identity=lease.account_identity
+    ).exclude(pk=lease.pk)
+    unused = Q(state=Lease.State.ACTIVE) & ~Q(run__status__in=Run.LIVE) & Q(ends_at__isnull=True)
+    return others.filter(Q(state=Lease.State.RETAINED) | unused).exists()
+
+
 class TooLate(LeaseError):
-    """A destroying call was announced already: nobody can hold this sandbox any more."""
+    """A destroying call was announced, or another run is getting it: nobody can hold this sandbox any more."""
 
     code = "too_late"
 
@@ -310,6 +325,10 @@ def hold_locked(lease: Lease, *, kind: str, holder: str, until: datetime | None,
         raise LeaseError(f"the lease is {lease.get_state_display()}: there is nothing to hold any more", code="gone")
     if lease.state == Lease.State.PENDING_CLEANUP and not transitions.hold_back(lease, held_by=[kind], actor=actor):
         raise TooLate("the sandbox is being destroyed: a destroying call was announced already")
+    # A start is journalled under the lease's lock by who saw no hold: what another run is getting is not held any more.
+    given = Operation.objects.filter(source=lease, kind=Operation.Kind.START, state=Operation.State.PENDING)
+    if given.exclude(lease_uuid=lease.pk).exists():
+        raise TooLate("the sandbox is being started for another run, which will write to its files")
     return _place(lease.company_id, kind, holder, until, reason, lease=lease)
 
 

@@ -79,11 +79,10 @@ def choose(planned: Operation, *, actor: str) -> Lease | None:
     )
     fitting = None
     for lease in sorted(kept, key=lambda lease: lease.released_at or lease.acquired_at, reverse=True):
-        if _is_starting(lease) or fencing.of(lease) is not None:
-            continue
+        if _is_starting(lease) or fencing.of(lease) is not None or holds.of(lease).is_held_explicitly:
+            continue  # who holds it on purpose needs its files as they are
         if lease.fingerprint != planned.fingerprint or lease.account_id != planned.account_id:
-            if not holds.of(lease).is_held_explicitly:  # who holds it on purpose needs it, though no run can use it
-                transitions.reopen(lease, Demand(Verb.DELETE), reason=MISMATCH, actor=actor)
+            transitions.reopen(lease, Demand(Verb.DELETE), reason=MISMATCH, actor=actor)
         elif fitting is None and proof.is_proven_ended(lease):
             fitting = lease
     if fitting is not None and _is_disturbed(fitting):

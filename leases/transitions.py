@@ -235,15 +235,17 @@ def orphan(lease: Lease, *, actor: str = audit.SYSTEM) -> Obligation:
 def dispose(lease: Lease, *, reason: str, actor: str) -> Obligation:
     """Released or retained -> pending_cleanup: the kept sandbox is to be destroyed, by its own record (domain T-18).
 
-    Asks no provider. The epoch stays: it was proven stopped, so that a hold which comes before a destroying call is
-    announced finds that proof again. The caller has locked the lease and seen that nothing holds it (`leases.holds`),
-    which is looked at again before every destroying call.
+    Asks no provider. It is nobody's from now on, so that all that holds a kept sandbox still counts until a destroying
+    call is announced. The epoch stays: it was proven stopped, so that such a hold finds that proof again. The caller has
+    locked the lease and seen that nothing holds it (`leases.holds`), which is looked at again before every such call.
     """
     _require(lease, State.RELEASED, State.RETAINED)
     deadlines.close_for(lease)
     lease.state, lease.policy, lease.scope, lease.reason = State.PENDING_CLEANUP, Policy.EPHEMERAL, "", reason
     lease.kept_until = None
-    lease.save(update_fields=["state", "policy", "scope", "reason", "kept_until"])
+    if lease.orphaned_at is None:
+        lease.orphaned_at = Now()
+    lease.save(update_fields=["state", "policy", "scope", "reason", "kept_until", "orphaned_at"])
     obligation = _owe_teardown(lease, Demand(Obligation.Verb.DELETE), due_at=None)
     audit.record("lease.disposed", lease, company_id=lease.company_id, actor=actor, reason=reason, epoch=lease.epoch)
     return obligation
@@ -252,7 +254,8 @@ def dispose(lease: Lease, *, reason: str, actor: str) -> Obligation:
 def owe_again(lease: Lease, *, reason: str, actor: str) -> Obligation:
     """Expired or failed -> pending_cleanup: the sandbox of a lease that is over is there after all, so it leaks.
 
-    The epoch rises: what was proven, or given up unproven, says nothing about what is there now. Its run let go of it,
+    What was demanded and given up is demanded again; where nothing was, it is destroyed. The epoch rises: what was
+    proven, or given up unproven, says nothing about what is there now. Its run let go of it,
     so that only what holds it on purpose makes a stop of its destruction. The caller has locked the lease, and no other
     one knows the sandbox.
     """
@@ -262,9 +265,17 @@ def owe_again(lease: Lease, *, reason: str, actor: str) -> Obligation:
     lease.state, lease.policy, lease.scope, lease.reason = State.PENDING_CLEANUP, Policy.EPHEMERAL, "", reason
     _start(lease, None)
     lease.save(update_fields=["state", "policy", "scope", "reason", "epoch"])
-    _end_verification(lease)
-    obligation = _owe_teardown(lease, Demand(Obligation.Verb.DELETE), due_at=None)
-    audit.record("lease.owed_again", lease, company_id=lease.company_id, actor=actor, reason=reason, epoch=lease.epoch)
+    verb = _end_verification(lease) or Obligation.Verb.DELETE
+    obligation = _owe_teardown(lease, Demand(verb), due_at=None)
+    audit.record(
+        "lease.owed_again",
+        lease,
+        company_id=lease.company_id,
+        actor=actor,
+        reason=reason,
+        epoch=lease.epoch,
+        verb=verb.value,
+    )
     return obligation
 
 
@@ -351,6 +362,10 @@ def merge_demand(
     obligation = _open_teardown(lease)
     opened = Demand(Obligation.Verb(obligation.verb), obligation.drain_until)
     merged = merge(opened, demand, explicit_stop=explicit_stop, authorised=authorised)
+    if obligation.held_verb and demand.verb == Obligation.Verb.DELETE and merged.verb == Obligation.Verb.STOP_ONLY:
+        # Held back, and its destruction demanded once more: that is owed when nothing holds it.
+        obligation.held_verb = Obligation.Verb.DELETE
+        obligation.save(update_fields=["held_verb"])
     if merged != opened:
         obligation.verb, obligation.drain_until = merged.verb, merged.drain_until
         obligation.save(update_fields=["verb", "drain_until"])
@@ -410,7 +425,7 @@ def kept_until(lease: Lease, obligation: Obligation) -> datetime | None:
     time of its own.
     """
     now = database_now()
-    if obligation.held_verb:
+    if obligation.held_verb == Obligation.Verb.DELETE:
         return now
     if lease.scope and lease.state == State.RELEASED:
         return now + lease.reuse_idle_for
@@ -639,16 +654,21 @@ def _owe_verification(lease: Lease, verb: Obligation.Verb) -> Obligation:
     )
 
 
-def _end_verification(lease: Lease) -> None:
-    """Close what looks for the proof of a locked lease's end, if anything does: its teardown is owed instead."""
+def _end_verification(lease: Lease) -> Obligation.Verb | None:
+    """Close what looks for the proof of a locked lease's end: its teardown is owed instead. Returns what was demanded.
+
+    None where nothing looks for it.
+    """
     row = (
         Obligation.objects.select_for_update(no_key=True)
         .filter(lease=lease, kind=Obligation.Kind.VERIFY_END, closed_at__isnull=True)
         .first()
     )
-    if row is not None:
-        _end_attempt(row, Attempt.Outcome.HANDED_OVER)
-        close(row, Obligation.ClosedAs.HANDED_OVER)
+    if row is None:
+        return None
+    _end_attempt(row, Attempt.Outcome.HANDED_OVER)
+    close(row, Obligation.ClosedAs.HANDED_OVER)
+    return Obligation.Verb(row.verb) if row.verb else None
 
 
 def _start(lease: Lease, resource: Resource | None) -> None:

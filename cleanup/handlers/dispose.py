@@ -43,7 +43,8 @@ def _settle(claim: Claim) -> Outcome:
     if at is None:
         return NeedsOperator(Obligation.Quiet.OPERATOR_DECIDES)
     if at == holds.FOREVER:
-        return Waiting()
+        contested = any(reason.name == holds.OTHER_LEASE for reason in held.reasons) and holds.is_contested(lease)
+        return NeedsOperator(Obligation.Quiet.IDENTITY_CONFLICT) if contested else Waiting()
     if at > held.at:
         return Held(at)
     transitions.close(row, Obligation.ClosedAs.HANDED_OVER)

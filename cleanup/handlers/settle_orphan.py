@@ -55,8 +55,9 @@ def _settle(claim: Claim) -> Outcome:
         if fence.until is not None and fence.until > database_now():
             return Held(fence.until)
         return Contended()  # its own obligation ends it, which is due by now, and marks the run: that comes first
-    if any(reason.name == "other_lease" for reason in holds.of(lease).reasons):
-        return Waiting()
+    if any(reason.name == holds.OTHER_LEASE for reason in holds.of(lease).reasons):
+        # The end of the other wakes this; where that one will not end by itself either, a person is asked.
+        return NeedsOperator(Obligation.Quiet.IDENTITY_CONFLICT) if holds.is_contested(lease) else Waiting()
     transitions.close(row, ClosedAs.HANDED_OVER)
     finish_attempt(claim, Attempt.Outcome.HANDED_OVER)
     transitions.orphan(lease)

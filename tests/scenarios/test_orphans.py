@@ -179,8 +179,10 @@ def test_one_whose_sandbox_another_live_lease_is_on_waits_for_the_end_of_that(re
     elif other == "pending_cleanup":
         factories.teardown(twin, due_in=3600)
     ends(rehearsal.run)
-    assert sweep_lane(SETTLE).outcomes == {"waiting": 1}
-    assert (state(lease), settle(lease).quiet) == ("active", "waiting")
+    sweep_lane(SETTLE)
+    # The one that is torn down ends by itself; of the others nobody knows.
+    assert state(lease) == Lease.State.ACTIVE
+    assert settle(lease).quiet == ("identity_conflict" if other == "retained" else "waiting")
     if other == "active":
         factories.teardown(twin, due_in=3600)
         assert sweep_lane(SETTLE).outcomes in ({}, {"waiting": 1})

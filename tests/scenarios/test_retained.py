@@ -322,3 +322,96 @@ def test_a_deadline_that_cannot_be_moved_is_shown_to_the_operator_before_the_fil
     sweep(rehearsal)
     extend.refresh_from_db()
     assert extend.quiet == "deadline_fixed"
+
+
+# What a hold is worth
+
+
+@pytest.mark.parametrize("kind", ["recovery_source", "restore_recovery", "export_resume", "operator", "export"])
+def test_a_held_sandbox_is_given_to_no_other_run(rehearsal: Rehearsal, kind: str) -> None:
+    """Its next run would write over the files that somebody holds, and its end would destroy them."""
+    lease = released(rehearsal, "reuse_by_environment")
+    sweep(rehearsal)
+    factories.hold(lease, kind)
+    other = factories.run(rehearsal.company)
+    taken = leases.acquire(rehearsal.environment.pk, company_id=rehearsal.company.pk, run_id=other.pk)
+    assert taken.resource_id != lease.resource_id
+    assert state(lease) == Lease.State.RELEASED
+
+
+def test_what_another_run_is_getting_cannot_be_held_any_more(rehearsal: Rehearsal) -> None:
+    lease = released(rehearsal, "reuse_by_environment")
+    sweep(rehearsal)
+    factories.start(lease, run_uuid=factories.run(rehearsal.company).pk)
+    with pytest.raises(holds.TooLate, match="another run"):
+        holds.hold(company_id=lease.company_id, lease_id=lease.pk, kind="recovery_source", holder="recovery")
+
+
+@pytest.mark.parametrize("who", ["its own run", "a run of its issue"])
+def test_what_comes_to_need_it_while_its_destruction_waits_is_heeded_for_every_kept_sandbox(
+    rehearsal: Rehearsal, who: str
+) -> None:
+    """Whatever ended its time: the account was away for hours, and meanwhile the run is tried again."""
+    issue = factories.issue(rehearsal.company)
+    Run.objects.filter(pk=rehearsal.run.pk).update(issue=issue)
+    lease = released(rehearsal, "retain_on_failure", outcome="failed")
+    Run.objects.filter(pk=rehearsal.run.pk).update(status=Run.Status.FAILED)
+    sweep(rehearsal)
+    Lease.objects.filter(pk=lease.pk).update(kept_until=factories.at(-1))
+    settle()
+    assert (state(lease), owed(lease).verb) == ("pending_cleanup", "delete")
+    if who == "its own run":
+        Run.objects.filter(pk=rehearsal.run.pk).update(status=Run.Status.SCHEDULED_RETRY, issue=None)
+    else:
+        factories.run(rehearsal.company, issue=issue, status=Run.Status.QUEUED)
+    sweep(rehearsal)
+    assert state(lease) == Lease.State.RELEASED
+    assert rehearsal.world.count("delete") == 0
+
+
+def test_a_reusable_sandbox_that_was_held_while_it_stopped_still_waits_for_its_next_run(rehearsal: Rehearsal) -> None:
+    """Nobody had owed its destruction: a delete was what a stop that fails falls back to."""
+    lease = acquired(rehearsal, "reuse_by_environment")
+    row = factories.hold(lease, Hold.Kind.EXPORT_RESUME)
+    leases.release(lease.pk)
+    Run.objects.filter(pk=rehearsal.run.pk).update(status=Run.Status.SUCCEEDED)
+    sweep(rehearsal)
+    assert (state(lease), owed(lease).held_verb) == ("released", "stop_or_delete")
+    Hold.objects.filter(pk=row.pk).update(ended_at=factories.database_now(), ended_by="tester")
+    settle()
+    assert state(lease) == Lease.State.RELEASED
+    assert 6 * DAY < due_in(disposal(lease)) <= 7 * DAY
+
+
+def test_a_destruction_demanded_while_it_is_held_is_owed_when_nothing_holds_it(rehearsal: Rehearsal) -> None:
+    lease = acquired(rehearsal, "reuse_by_environment")
+    row = factories.hold(lease, Hold.Kind.EXPORT_RESUME)
+    leases.release(lease.pk)
+    Engine().sweep(rehearsal.account.pk, limit=0)
+    with transaction.atomic():
+        held = Lease.objects.select_for_update(no_key=True, of=("self",)).get(pk=lease.pk)
+        transitions.hold_back(held, held_by=["export_resume"], actor="tester")
+    leases.release(lease.pk, disposition="destroy")
+    assert (owed(lease).verb, owed(lease).held_verb) == ("stop_only", "delete")
+    Run.objects.filter(pk=rehearsal.run.pk).update(status=Run.Status.SUCCEEDED)
+    sweep(rehearsal)
+    holds.end(row.pk, company_id=lease.company_id, actor="tester")
+    settle()
+    sweep(rehearsal)
+    assert evidence(lease)[-1] == "destroyed"
+
+
+def test_two_leases_of_one_sandbox_that_nobody_holds_are_for_a_person(rehearsal: Rehearsal) -> None:
+    """Else each would wait for the other's end for ever."""
+    lease = released(rehearsal, "retain_on_failure", outcome="failed")
+    Run.objects.filter(pk=rehearsal.run.pk).update(status=Run.Status.FAILED)
+    sweep(rehearsal)
+    twin = factories.lease(
+        factories.environment(factories.account(rehearsal.company, provider="rehearsal")),
+        resource_id=lease.resource_id,
+        account_identity=lease.account_identity,
+    )
+    factories.stopped(twin, state="retained")
+    Lease.objects.filter(pk__in=[lease.pk, twin.pk]).update(orphaned_at=factories.database_now())
+    settle()
+    assert {disposal(lease).quiet, disposal(twin).quiet} == {"identity_conflict"}
