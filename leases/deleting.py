@@ -77,7 +77,8 @@ def delete_environment(
     stays owed.
 
     Raises `NotFound`, `LeaseError` (`invalid`, `observing`), and `Refused` with what stands in the way. Refused at
-    first, nothing is written. Refused at the end, because the environment was made active again meanwhile, what owes its teardown does.
+    first, nothing is written. Refused at the end, because the environment was made active again meanwhile, what owes
+    its teardown does.
     """
     environment_id = arguments.identity(environment_id, "environment_id")
     company_id = arguments.identity(company_id, "company_id")
