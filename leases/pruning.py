@@ -19,8 +19,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import DatabaseError, connection, transaction
-from django.db.models import CharField, Exists, Model, OuterRef, Q, QuerySet
-from django.db.models.functions import Cast
+from django.db.models import Exists, Model, OuterRef, Q, QuerySet
 from psycopg.errors import InsufficientPrivilege, InvalidParameterValue
 
 from leases import arguments, audit, proof
@@ -132,16 +131,25 @@ def _lone_operations(before: datetime) -> QuerySet[Operation]:
 
 
 def _entries(before: datetime) -> QuerySet[Any]:
-    """The log of leases, operations and obligations that are there no more."""
-    gone = Q()
-    for name, rows in (
-        ("lease", Lease.objects.all()),
-        ("operation", Operation.objects.all()),
-        ("obligation", Obligation.objects.all()),
-    ):
-        there = rows.annotate(text=Cast("pk", CharField())).filter(text=OuterRef("subject_id"))
-        gone |= Q(subject_type=name) & ~Q(Exists(there))
-    return ActivityEntry.objects.filter(gone, at__lt=before)
+    """The log of leases, operations and obligations, whether they are there or not (`_of_the_gone`)."""
+    return ActivityEntry.objects.filter(subject_type__in=_LOGGED, at__lt=before)
+
+
+def _of_the_gone(ids: list[int]) -> list[int]:
+    """Return those of these entries whose subject is there no more."""
+    entries = list(ActivityEntry.objects.filter(pk__in=ids).values_list("pk", "subject_type", "subject_id"))
+    there: set[tuple[str, str]] = set()
+    for name, rows in _LOGGED.items():
+        subjects = {subject for _, kind, subject in entries if kind == name}
+        there |= {(name, str(pk)) for pk in rows().filter(pk__in=subjects).values_list("pk", flat=True)}
+    return [pk for pk, kind, subject in entries if (kind, subject) not in there]
+
+
+_LOGGED: dict[str, Callable[[], QuerySet[Any]]] = {
+    "lease": Lease.objects.all,
+    "operation": Operation.objects.all,
+    "obligation": Obligation.objects.all,
+}
 
 
 def _not_over(column: str, before: datetime) -> Q:
@@ -172,10 +180,12 @@ def _is_needed(before: datetime) -> Q:
 
 def _over(before: datetime) -> QuerySet[Lease]:
     """Leases of which, by themselves, nothing is needed any more."""
+    # One look-up for each index; a condition that joins them by OR would read the whole journal for each lease.
+    of_its_sandbox = Operation.objects.filter(account=OuterRef("account"), resource_id=OuterRef("resource_id"))
     touching = (
-        Q(lease=OuterRef("pk"))
-        | Q(source=OuterRef("pk"))
-        | Q(account=OuterRef("account"), resource_id=OuterRef("resource_id"))
+        Operation.objects.filter(lease=OuterRef("pk")),
+        Operation.objects.filter(source=OuterRef("pk")),
+        of_its_sandbox.exclude(resource_id=""),
     )
     needed = (
         _stands_on("lease", before)
@@ -183,9 +193,15 @@ def _over(before: datetime) -> QuerySet[Lease]:
         | Q(Exists(Receipt.objects.filter(lease=OuterRef("pk"), confirmed_at__gte=before)))
         | Q(Exists(Hold.objects.filter(_not_over("ended_at", before), lease=OuterRef("pk"))))
         | Q(Exists(InventoryFinding.objects.filter(_not_over("resolved_at", before), lease=OuterRef("pk"))))
-        | Q(Exists(Operation.objects.filter(touching).filter(_is_needed(before))))
     )
-    return Lease.objects.filter(state__in=SETTLED, released_at__lt=before).exclude(needed)
+    for operations in touching:
+        needed |= Q(Exists(operations.filter(_is_needed(before))))
+    return _candidates(before).exclude(needed)
+
+
+def _candidates(before: datetime) -> QuerySet[Lease]:
+    """Leases that may be over: cheap to page through, and judged page by page."""
+    return Lease.objects.filter(state__in=SETTLED, released_at__lt=before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,15 +268,16 @@ def what_is_over(before: datetime, *, log: bool = False) -> Removed:
     _add(counts, "attempts", Attempt.objects.filter(obligation__in=closed).count())
     _add(counts, "obligations", closed.count())
     seen: set[UUID] = set()
-    for ids in _pages(_over(before), BATCH):
+    for ids in _pages(_candidates(before), BATCH):
         found = _whole_sandboxes([pk for pk in ids if pk not in seen], before, lock=False)
         seen.update(found.leases)
         _count_with(counts, found, before)
     for ids in _pages(_lone_operations(before), BATCH):
         _count_with(counts, _Sandboxes([], ids), before)
     if log:
-        # What would be gone cannot be seen yet; what is gone already can.
-        _add(counts, "entries", _entries(before).count())
+        for ids in _pages(_entries(before), BATCH):
+            # Of what would be gone by then nothing can be said yet; what is gone already can be counted.
+            _add(counts, "entries", len(_of_the_gone(ids)))
     return Removed(before, counts)
 
 
@@ -293,10 +310,10 @@ def prune(
     for name, rows in _plain(before):
         run.over(rows, lambda ids, name=name, rows=rows: {name: _delete(rows.model, ids)})  # type: ignore[misc]
     run.over(_obligations(before), _remove_obligations)
-    run.over(_over(before), lambda ids: _remove_sandboxes(_whole_sandboxes(ids, before, lock=True)))
+    run.over(_candidates(before), lambda ids: _remove_sandboxes(_whole_sandboxes(ids, before, lock=True)))
     run.over(_lone_operations(before), lambda ids: _remove_sandboxes(_Sandboxes([], ids)))
     if log:
-        run.over(_entries(before), lambda ids: {"entries": _delete(ActivityEntry, ids)})
+        run.over(_entries(before), lambda ids: {"entries": _delete(ActivityEntry, _of_the_gone(ids))})
     return Removed(before, run.counts, run.stopped)
 
 
@@ -400,17 +417,17 @@ def _pages(rows: QuerySet[Any], size: int) -> Iterator[list[Any]]:
 
 def _count_with(counts: Counts, found: _Sandboxes, before: datetime) -> None:
     """Count sandboxes with what hangs on them and is not counted for itself."""
+    renewed = _attempts(before).filter(pk=OuterRef("pk"))
+    closed = _obligations(before)
     counted = {
-        "findings": _findings(before),
-        "attempts": Attempt.objects.filter(
-            Q(pk__in=_attempts(before).values("pk")) | Q(obligation__in=_obligations(before))
-        ),
-        "obligations": _obligations(before),
-        "activities": _activities(before),
-        "holds": _holds(before),
+        "findings": Q(Exists(_findings(before).filter(pk=OuterRef("pk")))),
+        "attempts": Q(Exists(renewed)) | Q(Exists(closed.filter(pk=OuterRef("obligation")))),
+        "obligations": Q(Exists(closed.filter(pk=OuterRef("pk")))),
+        "activities": Q(Exists(_activities(before).filter(pk=OuterRef("pk")))),
+        "holds": Q(Exists(_holds(before).filter(pk=OuterRef("pk")))),
     }
     for name, rows in _hanging_on(found):
-        more = rows.exclude(pk__in=counted[name].values("pk")) if name in counted else rows
+        more = rows.exclude(counted[name]) if name in counted else rows
         _add(counts, name, more.count())
     _add(counts, "operations", len(found.operations))
     _add(counts, "leases", len(found.leases))
