@@ -236,8 +236,9 @@ def dispose(lease: Lease, *, reason: str, actor: str) -> Obligation:
     """Released or retained -> pending_cleanup: the kept sandbox is to be destroyed, by its own record (domain T-18).
 
     Asks no provider. It is nobody's from now on, so that all that holds a kept sandbox still counts until a destroying
-    call is announced. The epoch stays: it was proven stopped, so that such a hold finds that proof again. The caller has
-    locked the lease and seen that nothing holds it (`leases.holds`), which is looked at again before every such call.
+    call is announced. The epoch stays: it was proven stopped, so that such a hold finds that proof again. The caller
+    has locked the lease and seen that nothing holds it (`leases.holds`), which is looked at again before every such
+    call.
     """
     _require(lease, State.RELEASED, State.RETAINED)
     deadlines.close_for(lease)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import leases
 from leases import holds
-from leases.models import Hold, Lease, Run
+from leases.models import Hold, Issue, Lease, Run
 from paperclip_env.demo.cast import Cast
 from paperclip_env.demo.machinery import wait_until
 
@@ -25,7 +25,8 @@ class Orphan:
     @classmethod
     def left_by_its_controller(cls, cast: Cast, say: Callable[[str], None]) -> Orphan:
         """A controller takes a run for ten seconds, acquires a sandbox for it, and is never heard of again."""
-        run = cast.run()
+        issue = Issue.objects.create(company=cast.company, title="Begun and never finished")
+        run = Run.objects.create(company=cast.company, issue=issue, status=Run.Status.RUNNING)
         controller = leases.take_control(run.pk, run.company_id, "controller of the demo", _HOLD_SECONDS, actor="demo")
         environment = cast.workshop.environment_set.order_by("created_at").first()
         if environment is None:
