@@ -19,7 +19,7 @@ from uuid import UUID
 from django.db import connection, transaction
 from django.db.models.functions import Now
 
-from leases import arguments, audit, bounds, startup, trust
+from leases import arguments, audit, bounds, startup, trust, unfencing
 from leases.errors import ControlRefused, DecisionRefused, LeaseError, NotFound
 from leases.models import Installation, Obligation, Run
 from leases.waking import wake
@@ -66,7 +66,8 @@ def take_control(
     """Hold a live run for `seconds` (10 s to 1 h, whole ones; a fraction counts as one more), to be renewed before.
 
     The same `controller_id` may take it at any time, another one only once the hold has lapsed or was given up. Each
-    taking begins a generation: what an earlier one still asks for is refused. Raises `NotFound`, and `ControlRefused`
+    taking begins a generation: what an earlier one still asks for is refused, and the shutdown fences on the run's
+    leases end, since somebody is there again for whom they run. Raises `NotFound`, and `ControlRefused`
     with the code `run_over` or `controlled` (another controller holds it).
     """
     run_id = arguments.identity(run_id, "run_id")
@@ -97,6 +98,8 @@ def take_control(
             raise ControlRefused(f"the run is over ({status})", code=Lost.OVER.code)
         if stands and holder != controller_id:
             raise ControlRefused(f"the controller {holder} holds the run", code="controlled")
+        # Before the write below, whose trigger asks for the watch: leases come before obligations.
+        unfencing.end_all_of(run_id, actor=actor)
         cursor.execute(
             """
             UPDATE leases_run

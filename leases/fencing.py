@@ -3,9 +3,11 @@
 A fence is an `always` hold on each lease and an obligation due at its end, written in one transaction under the locks
 of the run and the leases. Until it ends nobody but its owner stops, releases or destroys the sandbox, whichever row of
 ours names it (S-233, S-238); a release that others ask for meanwhile is refused with the code `fenced`, and asked again
-by whoever wants it. The owner may stop and keep the sandbox under its fence, and ends it by any other release
-(S-236, S-239). A fence that is not ended in time leaves the sandbox stopped and kept, and its run marked as not
-restored (`transitions.fence_expired`, `cleanup.handlers.end_fence`).
+by whoever wants it. The owner may stop and keep the sandbox under its fence, and ends it by any other release (S-236,
+S-239). So may whoever holds the run by now; and a controller that takes the run ends its fences
+(`controllers.take_control`), since somebody is there again for whom the sandbox runs. A fence that is not ended in time
+leaves the sandbox stopped and kept, and its run marked as not restored (`transitions.fence_expired`,
+`cleanup.handlers.end_fence`).
 """
 
 from __future__ import annotations
@@ -16,15 +18,15 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Min, QuerySet
 from django.db.models.functions import Now
 
-from leases import arguments, audit, controllers, transitions
+from leases import arguments, audit, controllers, transitions, unfencing
 from leases.clock import database_now
 from leases.connections import despite_deadlocks
 from leases.controllers import Controller, Lost
 from leases.errors import ControlRefused, LeaseError, NotFound
-from leases.models import Attempt, Hold, Issue, Lease, Obligation, Run
+from leases.models import Hold, Issue, Lease, Obligation, Run
 
 LONGEST = 3600.0
 """Seconds: the longest time for which others are kept off."""
@@ -43,9 +45,10 @@ class Fenced(LeaseError):
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Which leases were fenced, until when by the database's clock."""
+    """Which leases were fenced by a call, and when the first of the run's fences ends, by the database's clock."""
 
-    until: datetime
+    until: datetime | None
+    """None where no fence stands: nothing was in use."""
     leases: tuple[UUID, ...]
 
 
@@ -53,8 +56,9 @@ def fence(controller: Controller, *, seconds: float, actor: str = "api") -> Fenc
     """Keep others off the active leases of a controller's run for `seconds` (at most an hour), and return which.
 
     What ended meanwhile is not fenced, whatever the caller remembers (S-235). Fencing again changes nothing about what
-    is fenced. Raises `NotFound`, `LeaseError` (`invalid`), and `ControlRefused` where the controller lost the run; one
-    whose run is over may fence what it leaves.
+    is fenced, neither its time: `until` is what stands, also where that is sooner than was asked for now. Raises
+    `NotFound`, `LeaseError` (`invalid`), and `ControlRefused` where the controller lost the run; one whose run is over
+    may fence what it leaves.
     """
     arguments.actor(actor)
     arguments.seconds(seconds, "seconds", longest=LONGEST)
@@ -71,18 +75,21 @@ def fence(controller: Controller, *, seconds: float, actor: str = "api") -> Fenc
                 continue
             _place(lease, controller.controller_id, until, actor)
             fenced.append(lease.pk)
-    return Fence(until, tuple(fenced))
+        stands = _standing(run, controller).aggregate(first=Min("until"))["first"]
+    return Fence(stands, tuple(fenced))
 
 
 def end(controller: Controller, *, actor: str = "api") -> int:
-    """End the fences of a controller: its files are saved. Returns how many were ended. Raises `NotFound`.
+    """End the fences of a controller, or of the run that it holds by now: the files are saved. Returns how many.
+
+    Raises `NotFound`.
 
     The leases stay as they are: released by their owner, or by whoever finds that nobody holds them.
     """
     arguments.actor(actor)
     with transaction.atomic():
         run = _locked_run(controller)
-        return sum(_end_fence(lease, fence, actor) for lease, fence in _fenced_leases(run, controller))
+        return sum(unfencing.end(lease, fence, actor=actor) for lease, fence in _fenced_leases(run, controller))
 
 
 def go_down(controller: Controller, *, seconds: float, join: Callable[[float], bool], actor: str = "api") -> bool:
@@ -126,33 +133,37 @@ def of(lease: Lease) -> Hold | None:
 
 def owns(lease: Lease, controller: Controller | None) -> bool:
     """Return whether this controller fenced a lease, and so may go on with it although it lost the run since."""
-    return _own(lease, controller) is not None
-
-
-def _own(lease: Lease, controller: Controller | None) -> Hold | None:
-    return fences_of(controller).filter(lease=lease).first() if controller is not None else None
+    return controller is not None and fences_of(controller).filter(lease=lease).exists()
 
 
 def fences_of(controller: Controller) -> QuerySet[Hold]:
-    """Return the standing fences of a controller, on the leases of its run."""
-    return Hold.objects.filter(
-        kind=Hold.Kind.SHUTDOWN_FENCE,
-        ended_at__isnull=True,
-        holder=controller.controller_id,
-        lease__run_id=controller.run_id,
-    )
+    """Return the standing fences that a controller placed, on the leases of its run."""
+    return _fences_on(controller.run_id).filter(holder=controller.controller_id)
 
 
-def let_pass(lease: Lease, controller: Controller | None, *, keeps: bool, actor: str) -> bool:
+def _fences_on(run_id: UUID) -> QuerySet[Hold]:
+    return Hold.objects.filter(kind=Hold.Kind.SHUTDOWN_FENCE, ended_at__isnull=True, lease__run_id=run_id)
+
+
+def _standing(run: Run, controller: Controller) -> QuerySet[Hold]:
+    """Return the standing fences that a controller owns on the leases of a locked run.
+
+    Those that it placed, also where it lost the run since; and all of them where it holds the run by now.
+    """
+    return _fences_on(run.pk) if controllers.lost(run, controller) is None else fences_of(controller)
+
+
+def let_pass(lease: Lease, controller: Controller | None, *, run: Run | None, keeps: bool, actor: str) -> bool:
     """Let the owner of a fence have its way with a locked lease, and refuse everybody else.
 
-    `keeps` says that the sandbox is stopped and kept: then the fence stands on, since the files may still be saved.
-    Anything else is the ordinary end, and ends it. Returns whether the caller owns a fence. Raises `Fenced`.
+    `run` is the controller's, locked or shared. `keeps` says that the sandbox is stopped and kept: then the fence
+    stands on, since the files may still be saved. Anything else is the ordinary end, and ends it. Returns whether the
+    caller owns a fence. Raises `Fenced`.
     """
     fence = of(lease)
     if fence is None:
         return False
-    own = _own(lease, controller)
+    own = _standing(run, controller).filter(lease=lease).first() if controller is not None and run is not None else None
     if own is None:
         if lease.state in (Lease.State.ACTIVE, Lease.State.PENDING_CLEANUP):
             raise Fenced(
@@ -160,7 +171,7 @@ def let_pass(lease: Lease, controller: Controller | None, *, keeps: bool, actor:
             )
         return False
     if not keeps:
-        _end_fence(lease, own, actor)
+        unfencing.end(lease, own, actor=actor)
     return True
 
 
@@ -170,7 +181,7 @@ def expire(lease: Lease, fence: Hold, *, actor: str = audit.SYSTEM) -> None:
     The sandbox is stopped and kept, as after a failure, and so is every other row's hold on it; the run is marked. One
     that is stopped already stays so (S-237).
     """
-    _end_fence(lease, fence, actor)
+    unfencing.end(lease, fence, actor=actor)
     kept = transitions.fence_expired(lease, actor=actor)
     if not kept:
         return  # its sandbox is gone: there was nothing left to save
@@ -210,28 +221,12 @@ def _place(lease: Lease, holder: str, until: datetime, actor: str) -> None:
     )
 
 
-def _end_fence(lease: Lease, fence: Hold, actor: str) -> int:
-    """End a fence on a locked lease, and what is owed for it. An attempt that holds that has lost its row."""
-    owed = Obligation.objects.select_for_update(no_key=True).filter(
-        lease=lease, kind=Kind.END_FENCE, closed_at__isnull=True
-    )
-    for row in owed:
-        if row.attempt_id is not None:
-            Attempt.objects.filter(pk=row.attempt_id, finished_at__isnull=True).update(
-                finished_at=Now(), outcome=Attempt.Outcome.NOTHING_OWED
-            )
-        transitions.close(row, Obligation.ClosedAs.NOTHING_OWED)
-    ended = Hold.objects.filter(pk=fence.pk, ended_at__isnull=True).update(ended_at=Now(), ended_by=actor)
-    if ended:
-        audit.record("lease.fence_ended", lease, company_id=lease.company_id, actor=actor, holder=fence.holder)
-    return ended
-
-
 def _fenced_leases(run: Run, controller: Controller) -> list[tuple[Lease, Hold]]:
-    """Lock the leases of a run that this controller fenced, by id, and return each with its fence."""
-    fenced = fences_of(controller).values_list("lease_id", flat=True)
-    leases = list(Lease.objects.select_for_update(no_key=True).filter(run=run, pk__in=list(fenced)).order_by("pk"))
-    fences = {fence.lease_id: fence for fence in fences_of(controller)}  # under the locks, which their ends take too
+    """Lock the leases of a locked run whose fences this controller owns, by id, and return each with its fence."""
+    owned = _standing(run, controller)
+    fenced = list(owned.values_list("lease_id", flat=True))
+    leases = list(Lease.objects.select_for_update(no_key=True).filter(pk__in=fenced).order_by("pk"))
+    fences = {fence.lease_id: fence for fence in owned.all()}  # under the locks, which their ends take too
     return [(lease, fences[lease.pk]) for lease in leases if lease.pk in fences]
 
 

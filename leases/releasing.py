@@ -42,8 +42,8 @@ def release(
     says that it was. Releasing again merges the new demand into the open one, and changes nothing on a settled lease.
     Raises `NotFound`; with a `controller` that lost the run `ControlRefused`, with the code `controller_replaced` or
     `controller_lapsed`. One whose run is over may still release what it leaves. `Fenced`, code `fenced`, while another
-    controller's shutdown fence stands: ask again when it is over. The owner's own release ends its fence, unless it
-    stops and keeps the sandbox.
+    controller's shutdown fence stands: ask again when it is over. The release by its owner, or by whoever holds the run
+    by now, ends it, unless the sandbox is stopped and kept.
     """
     lease_id = arguments.identity(lease_id, "lease_id")
     company_id = arguments.identity(company_id, "company_id") if company_id is not None else None
@@ -54,7 +54,7 @@ def release(
         run = controllers.shared(controller) if controller is not None else None
         lease = _locked(lease_id, company_id)
         controllers.of_its_run(controller, lease.run_id if controller else None)
-        owns = fencing.let_pass(lease, controller, keeps=disposition == "stop_and_retain", actor=actor)
+        owns = fencing.let_pass(lease, controller, run=run, keeps=disposition == "stop_and_retain", actor=actor)
         lost = controllers.lost(run, controller) if run is not None and not owns else None
         if lost in (Lost.REPLACED, Lost.LAPSED):
             raise ControlRefused(lost.sentence, code=lost.code)
@@ -132,7 +132,7 @@ def _stop(company_id: UUID, run_id: UUID | None, lease_id: UUID | None, actor: s
 
 
 def _stop_lease(lease: Lease, actor: str) -> int:
-    fencing.let_pass(lease, None, keeps=False, actor=actor)
+    fencing.let_pass(lease, None, run=None, keeps=False, actor=actor)
     demand = Demand(_verb(lease, Lease.Outcome.FAILED, "by_policy"), None)
     if lease.state == Lease.State.ACTIVE:
         owed = transitions.begin_teardown(lease, demand, outcome=Lease.Outcome.FAILED, reason="stopped", actor=actor)

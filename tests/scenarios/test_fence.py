@@ -10,10 +10,10 @@ from django.db import connection, transaction
 
 import leases
 from cleanup.engine import Engine
-from leases import controllers, deleting, fencing, holds
+from leases import audit, controllers, deleting, fencing, holds
 from leases.blockers import Refused
 from leases.controllers import Controller
-from leases.errors import ControlRefused, LeaseError
+from leases.errors import AdmissionClosed, ControlRefused, LeaseError
 from leases.fencing import Fenced
 from leases.models import Environment, Hold, Lease, Obligation, Run
 from tests import factories
@@ -45,7 +45,9 @@ def is_over(rehearsal: Rehearsal) -> None:
 def deadline_passes() -> None:
     """Let the time of every fence pass, by moving its rows."""
     with connection.cursor() as cursor:
-        cursor.execute("UPDATE leases_hold SET until = now() - interval '1 s' WHERE kind = 'shutdown_fence'")
+        cursor.execute(
+            "UPDATE leases_hold SET until = now() - interval '1 s' WHERE kind = 'shutdown_fence' AND ended_at IS NULL"
+        )
         cursor.execute("UPDATE leases_obligation SET due_at = now() WHERE kind = 'end_fence' AND closed_at IS NULL")
 
 
@@ -63,10 +65,22 @@ def test_a_fence_is_a_hold_and_what_ends_it_in_one_commit(rehearsal: Rehearsal) 
     assert placed.leases == (lease.pk,)
     assert standing.until == row.due_at == placed.until
     assert (standing.holder, standing.strength, row.account_id) == ("controller-1", "always", None)
+    assert placed.until is not None
     assert timedelta(seconds=590) < placed.until - factories.database_now() <= timedelta(seconds=600)
     assert audited("lease.fenced", lease) == 1
-    assert fencing.fence(controller, seconds=30).leases == (), "again changes nothing"
-    assert hold().until == standing.until
+
+
+@pytest.mark.parametrize("seconds", [30, 3000])
+def test_fencing_again_changes_nothing_and_says_until_when_it_really_stands(
+    rehearsal: Rehearsal, seconds: float
+) -> None:
+    controller, lease = controlled(rehearsal)
+    first = fencing.fence(controller, seconds=600)
+    again = fencing.fence(controller, seconds=seconds)
+    assert again == fencing.Fence(first.until, ())
+    assert hold().until == lease.obligations.get(kind=FENCE).due_at == first.until
+    leases.release(lease.pk, controller=controller)
+    assert fencing.fence(controller, seconds=seconds) == fencing.Fence(None, ()), "nothing is in use, and none stands"
 
 
 def test_others_leave_a_fenced_lease_alone(rehearsal: Rehearsal) -> None:
@@ -172,6 +186,82 @@ def test_files_that_were_saved_end_the_fence_and_the_lease_is_whoevers(rehearsal
     is_over(rehearsal)
     sweep(rehearsal)
     assert evidence(lease)[0] == "stopped"
+
+
+# --- Whoever takes the run --------------------------------------------------------------------------------------------
+
+
+def test_a_controller_that_takes_the_run_over_ends_the_fences_of_the_one_before(rehearsal: Rehearsal) -> None:
+    """A rolling restart: somebody is there again for whom the sandbox runs, and nothing stops it at the deadline."""
+    one, lease = fenced(rehearsal)
+    before = one.expires_at
+    controllers.give_up_control(one)
+    two = controllers.take_control(rehearsal.run.pk, rehearsal.company.pk, "controller-2", actor="two")
+    assert (hold().ended_by, hold().holder, two.expires_at >= before) == ("two", "controller-1", True)
+    assert lease.obligations.get(kind=FENCE).closed_as == "nothing_owed"
+    assert audited("lease.fence_ended", lease) == 1
+    deadline_passes()
+    assert sweep_lane(FENCE).claimed == 0
+    sweep(rehearsal)
+    rehearsal.run.refresh_from_db()
+    assert (state(lease), rehearsal.run.status, rehearsal.run.restore_failed_at) == ("active", "running", None)
+    assert rehearsal.world.count("stop") == 0
+    with pytest.raises(AdmissionClosed):
+        leases.bridge(lease.pk, controller=one).execute(["true"])
+    assert leases.bridge(lease.pk, controller=two).execute(["true"]).exit_code == 0
+    leases.release(lease.pk, controller=two)
+    sweep(rehearsal)
+    assert state(lease) == "expired"
+
+
+def test_one_that_takes_its_run_again_ends_its_fence_and_a_refused_one_ends_nothing(rehearsal: Rehearsal) -> None:
+    fenced(rehearsal)
+    with pytest.raises(ControlRefused):
+        controllers.take_control(rehearsal.run.pk, rehearsal.company.pk, "controller-2")
+    assert hold().ended_at is None
+    controllers.take_control(rehearsal.run.pk, rehearsal.company.pk, "controller-1")
+    assert hold().ended_at is not None
+
+
+def test_what_was_stopped_under_the_fence_is_the_new_controllers(rehearsal: Rehearsal) -> None:
+    """It stays kept, by its run, which is live."""
+    one, lease = fenced(rehearsal, REUSE)
+    leases.release(lease.pk, outcome="failed", disposition="stop_and_retain", controller=one)
+    sweep(rehearsal)
+    controllers.give_up_control(one)
+    controllers.take_control(rehearsal.run.pk, rehearsal.company.pk, "controller-2")
+    sweep(rehearsal)
+    assert (state(lease), hold().ended_at is not None) == ("released", True)
+    assert [reason.name for reason in holds.of(lease).reasons] == ["run_live"]
+
+
+@pytest.mark.parametrize("disposition", ["by_policy", "stop_and_retain"])
+def test_whoever_holds_the_run_owns_every_fence_on_its_leases(rehearsal: Rehearsal, disposition: Any) -> None:
+    """One that was placed by another name, as before a takeover that did not end it."""
+    controller, lease = controlled(rehearsal)
+    with transaction.atomic():
+        fencing._place(lease, "controller-0", factories.at(600), "test")
+    leases.release(lease.pk, disposition=disposition, controller=controller)
+    assert state(lease) == "pending_cleanup"
+    assert fencing.end(controller) == (1 if disposition == "stop_and_retain" else 0)
+    assert hold().ended_at is not None
+
+
+@pytest.mark.parametrize("_", range(4))
+def test_of_a_takeover_and_the_deadline_at_the_same_moment_one_wins(rehearsal: Rehearsal, _: int) -> None:
+    one, lease = fenced(rehearsal)
+    controllers.give_up_control(one)
+    deadline_passes()
+    _, outcomes = together(
+        lambda: controllers.take_control(rehearsal.run.pk, rehearsal.company.pk, "controller-2"),
+        lambda: sweep_lane(FENCE).outcomes,
+    )
+    rehearsal.run.refresh_from_db()
+    marked = rehearsal.run.restore_failed_at is not None
+    assert (state(lease), marked) in (("active", False), ("pending_cleanup", True))
+    assert hold().ended_at is not None
+    assert not lease.obligations.filter(kind=FENCE, closed_at__isnull=True).exists()
+    assert (outcomes == {"proven": 1}) or not marked
 
 
 # --- Its end ----------------------------------------------------------------------------------------------------------
@@ -284,7 +374,7 @@ def test_the_end_is_one_commit(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyP
         raise RuntimeError("died in the middle")
 
     with monkeypatch.context() as patch:
-        patch.setattr(fencing.audit, "record", dies)
+        patch.setattr(audit, "record", dies)
         assert sweep_lane(FENCE).outcomes == {"failed": 1}
     rehearsal.run.refresh_from_db()
     assert (state(lease), hold().ended_at, rehearsal.run.restore_failed_at) == ("active", None, None)
