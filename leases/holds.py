@@ -71,9 +71,7 @@ def _of_rows(kind: str) -> str:
          FROM leases_lease o JOIN leases_hold h ON h.lease_id = o.id
         WHERE o.resource_id = l.resource_id AND o.provider = l.provider AND o.account_identity = l.account_identity
           AND h.kind = '{kind}' AND h.ended_at IS NULL)"""
-    return f"""(SELECT max(coalesce(h.until, {_FOREVER})) FROM leases_hold h
-        WHERE h.kind = '{kind}' AND h.ended_at IS NULL AND (h.until IS NULL OR h.until > now())
-          AND (h.lease_id = l.id OR h.issue_id = l.issue_id AND {_WAS_KEPT}))"""
+    return f"placed.{kind}"
 
 
 _ALWAYS, _SOFT = Hold.Strength.ALWAYS.value, Hold.Strength.SOFT.value
@@ -155,11 +153,20 @@ def _bounded(condition: Condition) -> str:
 
 
 _COLUMNS = ",\n".join(f"{_bounded(condition)} AS {condition.name}" for condition in CONDITIONS)
+_PLACED = ",\n".join(
+    f"max(coalesce(h.until, {_FOREVER})) FILTER (WHERE h.kind = '{kind}') AS {kind}" for kind in Hold.Kind.values
+)
 _FACTS = f"""
 SELECT l.id, l.state, l.orphaned_at IS NOT NULL AS orphaned, l.kept_until, l.expires_at, now() AS now,
        {_COLUMNS}
   FROM leases_lease l
+  LEFT JOIN LATERAL (
+      SELECT {_PLACED} FROM leases_hold h
+       WHERE h.ended_at IS NULL AND (h.until IS NULL OR h.until > now())
+         AND (h.lease_id = l.id OR h.issue_id = l.issue_id AND {_WAS_KEPT})
+  ) placed ON true
 """
+"""The `Hold` rows of a lease are read once, each kind's in a column of `placed`."""
 
 
 @dataclass(frozen=True, slots=True)
