@@ -6,7 +6,8 @@ What is there and ours is no history: its teardown is owed again, with the verb 
 other; so a sandbox that is found stopped gets its end too. What is not ours is left alone, for a person.
 
 The time of the next look is written before this one begins (`claims.space_out`), so that no wake, no failure and no
-crash makes it earlier. What has been looked for in vain for days is asked about (`cleanup.dispositions`).
+crash makes it earlier. What has been looked for in vain for days is asked about (`cleanup.dispositions`). While another
+lease has the sandbox nothing is looked at, and nobody is asked: the end of that one wakes this row.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from django.db import transaction
 
 from cleanup import evidence, sightings
 from cleanup.claims import Claim, fenced, finish_attempt, space_out
-from cleanup.work import Call, Context, Done, Failed, NeedsOperator, NotSeen, Outcome, identify
+from cleanup.work import Call, Context, Done, Failed, NeedsOperator, NotSeen, Outcome, Waiting, identify
 from leases import audit, history, proof, reuse, transitions
 from leases.clock import database_now
 from leases.models import Attempt, Lease, Obligation, Receipt
@@ -94,9 +95,11 @@ def _begin(claim: Claim) -> _Facts | Outcome:
         receipts = proof.receipts(lease)
         if gone := receipts.exclude(evidence=Evidence.STOPPED).first():
             return _settled(claim, lease, row, gone)
-        space_out(row)
         if history.owners(lease).exists():
-            return NotSeen()  # whoever has the sandbox owes its end, of which this lease's is a part
+            # Whoever has the sandbox owes its end, of which this lease's is a part, and which wakes this row. It comes
+            # before or after this reading: the row's lock is taken, and the wake takes it too.
+            return Waiting()
+        space_out(row)
         if row.verb != Obligation.Verb.DELETE and receipts.exists():
             return _owed_again(claim, lease, row, None, "found_stopped")
         since = row.absent_since

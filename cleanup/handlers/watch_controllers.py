@@ -70,8 +70,8 @@ def watch_controllers(claim: Claim, _: Context) -> Generator[Call, Any, Outcome]
 def _late_by(claim: Claim) -> float | None:
     """Return how many seconds after its time the row was claimed, None where it is not this attempt's any more.
 
-    The time is `owed_since`, which is written with `due_at` (by the triggers, and with `Held`) and which no claim and
-    no protection moves.
+    The time is `owed_since`, which is written with `due_at` (by the triggers, by a wake of what was not overdue, and
+    with `Held`) and which no claim and no protection moves.
     """
     row = Obligation.objects.filter(pk=claim.obligation_id, attempt_id=claim.attempt_id).first()
     if row is None or row.claimed_at is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -17,6 +17,7 @@ from cleanup.lapsing import AskPerson, Decision, Facts, Idle, Settle, Wait
 from leases import controllers
 from leases.errors import ControlRefused
 from leases.models import ActivityEntry, Installation, Obligation, Run
+from leases.waking import wake
 from tests import factories, fleet
 from tests.concurrency import BOUND, Background, Gate, elsewhere, together
 from tests.tables import rows_of
@@ -160,6 +161,78 @@ def test_a_hold_that_is_taken_meanwhile_does_not_hide_what_a_person_is_asked() -
     row = fleet.watch()
     assert row is not None
     assert row.quiet == Obligation.Quiet.MASS_LAPSE
+
+
+def _asked(minutes: float = 15) -> list[controllers.Controller]:
+    """A fleet of twenty of which eleven lapsed, so long after a person was asked."""
+    runs = fleet.fleet(20)
+    fleet.passes(90, *runs[:11])
+    assert fleet.look() == {"quieted": 1}
+    watch = Obligation.objects.filter(kind=Obligation.Kind.WATCH_CONTROLLERS)
+    watch.update(owed_since=factories.at(-60 * minutes))
+    Installation.objects.update(lapse_asked_at=factories.at(-60 * minutes))
+    return runs
+
+
+def _ends_by_itself(runs: list[controllers.Controller]) -> None:
+    Run.objects.filter(pk=runs[0].run_id).update(status="succeeded", finished_at=factories.database_now())
+
+
+def _is_retried(_: list[controllers.Controller]) -> None:
+    watch = fleet.watch()
+    assert watch is not None
+    wake(watch.pk, explicit=True)
+
+
+@pytest.mark.parametrize("woken_by", [_ends_by_itself, _is_retried])
+def test_a_watch_that_is_woken_while_a_person_is_asked_was_not_away_and_asks_on(
+    woken_by: Callable[[list[controllers.Controller]], None],
+) -> None:
+    runs = _asked()
+    woken_by(runs)
+    assert fleet.look() == {"quieted": 1}
+    installation, watch = Installation.current(), fleet.watch()
+    assert watch is not None
+    assert (watch.quiet, installation.gap_ended_at) == (Obligation.Quiet.MASS_LAPSE, None)
+    assert installation.lapse_asked_at is not None
+    fleet.passes(120, *runs[:11])
+    for run in runs[11:]:
+        leases.renew(run)
+    fleet.look()
+    assert "interrupted" not in fleet.statuses(runs)
+
+
+def test_the_answer_of_a_person_is_no_outage() -> None:
+    runs = _asked()
+    controllers.settle_lapsed(actor="olga", reason="the host is gone")
+    fleet.look()
+    assert Installation.current().gap_ended_at is None
+    assert fleet.statuses(runs) == ["interrupted"] * 11 + ["running"] * 9
+
+
+@pytest.mark.parametrize(("due_in", "stays_late"), [(None, False), (60, False), (-60, True)])
+def test_a_wake_of_the_watch_is_late_only_where_it_was_overdue(due_in: float | None, stays_late: bool) -> None:  # noqa: FBT001
+    fleet.held()
+    watch = fleet.watch()
+    assert watch is not None
+    long_ago = factories.at(-600)  # as it stays after a look that failed, or that made the watch wait
+    due_at = None if due_in is None else factories.at(due_in)
+    Obligation.objects.filter(pk=watch.pk).update(
+        due_at=due_at, owed_since=long_ago, quiet="waiting" if due_at is None else ""
+    )
+    wake(watch.pk)
+    watch.refresh_from_db()
+    assert watch.due_at is not None
+    assert watch.due_at <= factories.database_now()
+    assert watch.owed_since == (long_ago if stays_late else watch.due_at)
+
+
+def test_a_wake_of_any_other_kind_leaves_the_age_of_the_debt() -> None:
+    row = factories.teardown(due_at=None, quiet="foreign_marks", owed_since=factories.at(-600))
+    since = row.owed_since
+    wake(row.pk)
+    row.refresh_from_db()
+    assert row.owed_since == since
 
 
 def test_a_person_settles_them() -> None:

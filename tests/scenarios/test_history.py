@@ -16,8 +16,9 @@ from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
 
 import leases
+from cleanup import claims
 from cleanup import evidence as evidence_of
-from cleanup.claims import claim, new_ids
+from cleanup.claims import Selection, claim, new_ids
 from cleanup.engine import Engine
 from leases import deciding, history, holds, proof, retrying, transitions
 from leases.clock import boottime
@@ -654,14 +655,80 @@ def test_a_sandbox_that_a_lease_has_now_is_no_history(attested: Rehearsal) -> No
 def test_history_of_a_sandbox_that_another_lease_got_waits_for_that_ones_end(attested: Rehearsal) -> None:
     lease = history.import_ended(ended(attested, resource_id="shared"), actor="olga")
     assert lease is not None
-    factories.lease(
+    owner = factories.lease(
         attested.environment, resource_id="shared", account_identity=lease.account_identity, provider=lease.provider
     )
     row = owed(lease)
     falls_due(row)
-    assert sweep(attested) == {"not_seen": 1}
+    assert sweep(attested) == {"waiting": 1}
     assert attested.world.calls == []
-    assert due_in(row) >= 5 * MINUTES - 1
+    row.refresh_from_db()
+    assert (row.quiet, row.due_at) == ("waiting", None)
+    factories.teardown(owner)
+    assert sweep(attested) == {"proven": 2}  # the owner's end, and the look that it woke
+    row.refresh_from_db()
+    assert row.closed_as == "proven"
+
+
+@pytest.mark.parametrize("became", [Lease.State.PENDING_CLEANUP, Lease.State.RELEASED, Lease.State.RETAINED])
+def test_nobody_is_asked_about_history_while_another_lease_has_the_sandbox(
+    rehearsal: Rehearsal, became: Lease.State
+) -> None:
+    """Through another account that is the same at the provider, and for longer than history is looked for."""
+    lease = given_up(rehearsal)
+    twin = factories.account(
+        rehearsal.company,
+        provider=lease.provider,
+        endpoint=rehearsal.account.endpoint,
+        attested_identity=lease.account_identity,
+    )
+    owner = factories.lease(factories.environment(twin), resource_id=lease.resource_id)
+    if became == Lease.State.PENDING_CLEANUP:
+        factories.teardown(owner)
+    else:
+        factories.stopped(owner, state=became)
+    row = owed(lease)
+    owed_for(row, 8 * DAYS)
+    falls_due(row)
+    assert sweep(rehearsal) == {"waiting": 1}
+    wake(row.pk)  # by anything else: it waits on
+    assert sweep(rehearsal) == {"waiting": 1}
+    row.refresh_from_db()
+    assert (row.quiet, row.due_at, looks(rehearsal)) == ("waiting", None, 0)
+    if became != Lease.State.PENDING_CLEANUP:
+        with transaction.atomic():
+            locked = Lease.objects.select_for_update().get(pk=owner.pk)
+            transitions.dispose(locked, reason="its time is over", actor="olga")
+    assert Engine().sweep(twin.pk).outcomes == {"proven": 1}
+    assert state(owner) == "expired"
+    assert sweep(rehearsal) == {"proven": 1}
+    row.refresh_from_db()
+    assert row.closed_as == "proven"
+
+
+def test_an_owner_that_ends_while_history_is_about_to_wait_for_it_is_not_missed(
+    attested: Rehearsal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = history.import_ended(ended(attested, resource_id="shared"), actor="olga")
+    assert lease is not None
+    owner = factories.lease(
+        attested.environment, resource_id="shared", account_identity=lease.account_identity, provider=lease.provider
+    )
+    factories.teardown(owner)
+    falls_due(owed(lease))
+    wait = claims.wait
+
+    def waits(claimed: claims.Claim) -> bool:
+        monkeypatch.setattr(claims, "wait", wait)
+        elsewhere(lambda: Engine().sweep(attested.account.pk, selection=Selection(kinds=("teardown",))))
+        return wait(claimed)
+
+    monkeypatch.setattr(claims, "wait", waits)
+    Engine().sweep(attested.account.pk, selection=Selection(kinds=("verify_end",)), limit=1)
+    row = owed(lease)
+    assert (state(owner), row.quiet) == ("expired", "")
+    assert row.due_at is not None
+    assert sweep(attested) == {"proven": 1}
 
 
 def test_an_imported_sandbox_without_our_marks_is_left_alone(attested: Rehearsal) -> None:
