@@ -15,11 +15,7 @@ from uuid import UUID
 
 from django.db import connection
 
-from leases.controllers import ENDS, LIVE
-
-LINGER = 1 / 3
-"""How long after its end a hold is settled, in its own lengths. Controllers renew at a third of it: when a process is
-cut off, its holds end spread over a third of a length, and are all seen to have ended before the first is settled."""
+from leases.controllers import ENDS, LINGER, LIVE
 
 MASS_LAPSE_FLOOR = 10
 MASS_LAPSE_SHARE = 0.2

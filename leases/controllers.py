@@ -30,6 +30,10 @@ GAP_ENDED = "greatest(i.gap_ended_at, leases_up_since())"
 ENDS = f"greatest(r.controller_expires_at, {GAP_ENDED} + r.controller_seconds * interval '1 s')"
 """SQL: when the hold on run `r` really ends: never before one full length has passed since the last gap."""
 
+LINGER = 1 / 3
+"""How long after its end a hold is settled, in its own lengths. Controllers renew at a third of it: when a process is
+cut off, its holds end spread over a third of a length, and are all seen to have ended before the first is settled."""
+
 LIVE = "('queued', 'scheduled_retry', 'running')"
 """SQL: the statuses of a live run, as the indices and triggers spell them."""
 

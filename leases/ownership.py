@@ -219,10 +219,12 @@ def next_due(kind: str) -> datetime | None:
         return min((at for at in rows if at is not None), default=None)
 
 
+# Behind an open circuit only the account's probe is claimed, and nothing says when one succeeds.
 _NEXT_OF_KIND = """
 SELECT min(greatest(o.due_at, a.blocked_until))
   FROM leases_obligation o LEFT JOIN leases_provideraccount a ON a.id = o.account_id
  WHERE o.closed_at IS NULL AND o.kind = %s AND o.attempt_id IS NULL AND o.due_at IS NOT NULL
+   AND (o.kind = 'probe_account' OR a.circuit IS DISTINCT FROM 'open')
 """
 
 _FACTS = f"""
@@ -232,11 +234,16 @@ SELECT l.id, l.state, l.resource_id, l.provider, coalesce(e.name, ''), l.scope <
            (SELECT max(p.confirmed_at) FROM leases_receipt p WHERE p.lease_id = l.id AND p.epoch = l.epoch),
            l.released_at) ELSE l.acquired_at END,
        r.status, r.controller_id, CASE WHEN r.controller_expires_at IS NOT NULL THEN {controllers.ENDS} END,
+       CASE WHEN r.controller_expires_at IS NOT NULL THEN greatest(
+           {controllers.ENDS} + {controllers.LINGER!r} * r.controller_seconds * interval '1 s',
+           i.calm_until, CASE WHEN w.attempt_id IS NULL THEN w.due_at END) END,
+       coalesce(w.quiet, ''),
        CASE l.state WHEN 'pending_cleanup' THEN l.released_at END,
        CASE l.state WHEN 'active' THEN (
            SELECT f.due_at FROM leases_obligation f
             WHERE f.lease_id = l.id AND f.kind = 'end_fence' AND f.closed_at IS NULL) END,
        o.id, o.due_at, o.attempt_id IS NOT NULL, o.quiet, o.drain_until, o.held_verb,
+       a.blocked_until, coalesce(a.circuit = 'open', false),
        o.kind = 'settle_orphan' AND (
            EXISTS (SELECT 1 FROM leases_operation p WHERE p.run_uuid = l.run_id AND p.state = 'pending')
            OR EXISTS (SELECT 1 FROM leases_obligation s
@@ -252,6 +259,8 @@ SELECT l.id, l.state, l.resource_id, l.provider, coalesce(e.name, ''), l.scope <
   LEFT JOIN leases_obligation o ON o.lease_id = l.id AND o.closed_at IS NULL
         AND o.kind = CASE l.state WHEN 'active' THEN 'settle_orphan' WHEN 'pending_cleanup' THEN 'teardown'
                                   ELSE 'dispose' END
+  LEFT JOIN leases_provideraccount a ON a.id = o.account_id
+  LEFT JOIN leases_obligation w ON w.installation_id = i.id AND w.kind = 'watch_controllers' AND w.closed_at IS NULL
  WHERE l.state IN ('active', 'released', 'retained', 'pending_cleanup')
 """  # noqa: S608 - constants
 
@@ -273,6 +282,10 @@ class _Facts:
     run_status: str | None
     controller_id: str | None
     controller_until: datetime | None
+    settled_at: datetime | None
+    """When its run is interrupted if its controller does not renew: never before the watch looks."""
+    watch_quiet: str
+    """Why the watch over controllers is quiet, "" where it looks at its time."""
     released_at: datetime | None
     """Of one that owes its teardown."""
     fence_due: datetime | None
@@ -283,6 +296,9 @@ class _Facts:
     quiet: str | None
     drain_until: datetime | None
     held_verb: str | None
+    blocked_until: datetime | None
+    """Until when the account of what is owed asked to be left alone."""
+    circuit_open: bool
     startup_open: bool | None
     """As `startup.is_open` says it of the run of an orphan."""
     unacknowledged: bool | None
@@ -310,7 +326,7 @@ def _sandbox(row: _Facts, standing: Standing, trusted: trust.Trust) -> Sandbox:
     kind = _kind_of(row, standing)
     so_far = None if row.hourly_price is None else spent(row.hourly_price, row.since, standing.at)
     reasons = tuple(_reasons(row, standing, kind))
-    person = _person(row, standing, kind)
+    person = _person(row, standing, kind, trusted)
     if not person and trusted.is_observing and _is_left_alone(row, kind, trusted):
         person = Obligation.Quiet.OBSERVING.value
     return Sandbox(
@@ -322,7 +338,7 @@ def _sandbox(row: _Facts, standing: Standing, trusted: trust.Trust) -> Sandbox:
         obligation=row.obligation,
         reasons=reasons,
         person=person,
-        due_at=None if person else _due(row, standing, kind, reasons),
+        due_at=None if person else _due(row, standing, kind, reasons, trusted),
         since=row.since,
         hourly_price=row.hourly_price,
         so_far=so_far,
@@ -355,6 +371,12 @@ def _reasons(row: _Facts, standing: Standing, kind: Kind) -> Iterator[Reason]:
             yield Reason("drain", _ALWAYS, "work in flight is waited for", row.drain_until, explicit=False)
         if row.held_verb:
             yield Reason("held_back", _ALWAYS, "it is held, so it is only stopped", FOREVER, explicit=False)
+        if row.circuit_open:
+            told = "its account does not work: it is tried when a probe of the account succeeds"
+            yield Reason("circuit_open", _ALWAYS, told, FOREVER, explicit=False)
+        if row.blocked_until is not None and row.blocked_until > standing.at:
+            told = "the provider asked its account to wait"
+            yield Reason("account_blocked", _ALWAYS, told, row.blocked_until, explicit=False)
         return
     if (
         kind in STOPPED
@@ -382,8 +404,13 @@ def _holder(row: _Facts) -> Reason:
     return Reason("unsettled", _ALWAYS, "nobody uses it, and nothing owes to settle that", FOREVER, explicit=False)
 
 
-def _person(row: _Facts, standing: Standing, kind: Kind) -> str:
-    """Why a person is needed: as the row says, or as its settle will say that is due."""
+def _person(row: _Facts, standing: Standing, kind: Kind, trusted: trust.Trust) -> str:
+    """Why a person is needed: as the row says, or as its settle will say that is due.
+
+    Of what is in use only once its use should have ended: until then nobody has to decide anything about it.
+    """
+    if kind == Kind.IN_USE:
+        return _asked_of_its_use(row, trusted) if _holder(row).until <= standing.at else ""
     if row.quiet and row.quiet in Obligation.FOR_PEOPLE:
         return row.quiet
     if kind in STOPPED and standing.releasable_at is None:
@@ -393,19 +420,35 @@ def _person(row: _Facts, standing: Standing, kind: Kind) -> str:
     return ""
 
 
+def _asked_of_its_use(row: _Facts, trusted: trust.Trust) -> str:
+    """Why the end of its use would be asked about instead of settled, "": it is settled."""
+    if row.run_status in Run.LIVE and row.watch_quiet in Obligation.FOR_PEOPLE:
+        return row.watch_quiet
+    ends = Obligation.Kind.WATCH_CONTROLLERS if row.run_status in Run.LIVE else Obligation.Kind.END_LEASE
+    left_alone = trust.forbids(trusted, ends, lease=Lease(acquired_at=row.since))
+    return Obligation.Quiet.OBSERVING.value if left_alone else ""
+
+
 def _is_left_alone(row: _Facts, kind: Kind, trusted: trust.Trust) -> bool:
     """Whether nothing is done about it while this database observes; as the engine asks before it begins."""
-    if kind in SETTLED:
+    if kind in SETTLED or kind == Kind.FENCED:
         return True
     return kind == Kind.TEARDOWN and trust.forbids(
         trusted, Obligation.Kind.TEARDOWN, lease=Lease(released_at=row.released_at)
     )
 
 
-def _due(row: _Facts, standing: Standing, kind: Kind, reasons: tuple[Reason, ...]) -> datetime | None:
+def _due(
+    row: _Facts, standing: Standing, kind: Kind, reasons: tuple[Reason, ...], trusted: trust.Trust
+) -> datetime | None:
     """When it is acted on next; see `Sandbox.due_at`."""
     if kind == Kind.IN_USE:
-        return _if_ever(reasons[0].until)  # its holder's: what else needs the sandbox has its use end all the same
+        if _asked_of_its_use(row, trusted):
+            return None
+        # Its holder's: what else needs the sandbox has its use end all the same. A controller's hold may be renewed
+        # for a while after its end.
+        holder = reasons[0]
+        return row.settled_at if holder.name == "controller" else _if_ever(holder.until)
     if kind == Kind.FENCED:
         fenced = max(reason.until for reason in reasons if reason.name == "shutdown_fence")
         return _if_ever(row.fence_due or fenced)
@@ -414,8 +457,10 @@ def _due(row: _Facts, standing: Standing, kind: Kind, reasons: tuple[Reason, ...
     # A row in flight is decided about now. One that is due before its time is looked at then, and waits on; one that is
     # due after it cools down.
     looked_at = standing.at if row.in_flight and kind in SETTLED else row.due_at
-    if looked_at is None:
+    if looked_at is None or row.circuit_open:
         return None
+    if row.blocked_until is not None:
+        looked_at = max(looked_at, row.blocked_until)
     ends = _let_go_at(standing, kind, reasons)
     return looked_at if ends is None else _if_ever(max(ends, looked_at))
 
@@ -491,7 +536,7 @@ def _cost(prices: Iterable[tuple[Decimal | None, Decimal | None]], *, at_most: b
 
 _HISTORY = """
 SELECT a.id, a.name, a.provider, count(*), count(*) FILTER (WHERE o.quiet <> '' AND o.quiet <> 'waiting'),
-       min(greatest(o.due_at, a.blocked_until)) FILTER (WHERE o.due_at IS NOT NULL),
+       min(greatest(o.due_at, a.blocked_until)) FILTER (WHERE o.due_at IS NOT NULL AND a.circuit <> 'open'),
        coalesce(sum(l.hourly_price), 0),
        coalesce(sum(l.hourly_price * extract(epoch FROM now() - l.acquired_at) / 3600), 0),
        count(*) FILTER (WHERE l.hourly_price IS NULL)

@@ -87,7 +87,7 @@ def _put_off() -> bool:
 def _time_to_renew(runs: tuple[UUID, ...]) -> timedelta:
     """Return how long whoever is alive needs to renew: the share of its length at which a controller does."""
     longest = Run.objects.filter(pk__in=runs).aggregate(longest=Max("controller_seconds"))["longest"] or 0
-    return timedelta(seconds=lapsing.LINGER * longest)
+    return timedelta(seconds=controllers.LINGER * longest)
 
 
 def _settle(runs: tuple[UUID, ...]) -> bool:
@@ -96,7 +96,7 @@ def _settle(runs: tuple[UUID, ...]) -> bool:
     decided = False
     for run_id in runs:
         try:
-            controllers.interrupt_lapsed(run_id, linger=lapsing.LINGER)
+            controllers.interrupt_lapsed(run_id, linger=controllers.LINGER)
         except controllers.Contended:
             continue
         decided = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from decimal import Decimal
 from io import StringIO
@@ -18,9 +19,9 @@ from django.db.models.functions import Now
 from cleanup import report
 from leases import fencing, holds, transitions
 from leases.controllers import Controller
-from leases.models import Company, Hold, Installation, Lease, Obligation, Run
+from leases.models import Company, Hold, Installation, Lease, Obligation, ProviderAccount, Run
 from leases.ownership import Group, Kind, Sandbox, ownership
-from tests import factories
+from tests import factories, fleet
 from tests.scenarios.steps import sweep_lane
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -125,8 +126,70 @@ def test_a_lease_in_use_is_its_controllers_until_its_time_is_over() -> None:
     factories.lease(factories.environment(factories.account(run.company)), run=run)
     sandbox = _one(Kind.IN_USE)
     assert [(reason.name, reason.until) for reason in sandbox.reasons] == [("controller", until)]
-    assert (sandbox.due_at, sandbox.is_releasable(factories.at(0))) == (until, False)
+    settled = until + timedelta(seconds=30)  # a third of its length later, until when it may be renewed
+    assert (sandbox.due_at, sandbox.is_releasable(factories.at(0))) == (settled, False)
     assert _of(Kind.IN_USE).held == 1
+
+
+def _in_use(runs: list[Controller]) -> None:
+    where = factories.environment(factories.account(Run.objects.get(pk=runs[0].run_id).company))
+    for one in runs:
+        factories.lease(where, run=Run.objects.get(pk=one.run_id))
+
+
+@pytest.fixture
+def old_server(transactional_db: None) -> Iterator[None]:
+    with fleet.a_server_that_was_always_there():
+        yield
+
+
+@pytest.mark.usefixtures("old_server")
+def test_a_controllers_lease_is_due_when_the_watch_settles_its_hold() -> None:
+    (one,) = runs = fleet.fleet(1)
+    _in_use(runs)
+    fleet.passes(65, one)  # ended 5 s ago, and may be renewed for a while
+    fleet.look()
+    group, watch = _of(Kind.IN_USE), fleet.watch()
+    assert watch is not None
+    assert (group.next_due, group.releasable, group.undecided) == (watch.due_at, 0, 0)
+    fleet.passes(20, one)
+    assert _of(Kind.IN_USE).releasable == 1
+    Obligation.objects.filter(pk=watch.pk).update(due_at=factories.at(40))  # put off
+    assert _near(_one(Kind.IN_USE).due_at, factories.at(40))
+    calm = factories.at(600)
+    Installation.objects.update(calm_until=calm)
+    assert (_one(Kind.IN_USE).due_at, _of(Kind.IN_USE).releasable) == (calm, 0)
+    Installation.objects.update(calm_until=None)
+    Obligation.objects.filter(pk=watch.pk).update(due_at=factories.at(0))
+    fleet.falls_due()
+    fleet.look()
+    assert fleet.statuses(runs) == ["interrupted"]
+
+
+@pytest.mark.usefixtures("old_server")
+def test_what_lapsed_controllers_use_has_no_time_while_a_person_is_asked_about_them() -> None:
+    runs = fleet.fleet(20)
+    _in_use(runs)
+    fleet.passes(90, *runs[:11])
+    fleet.look()
+    group = _of(Kind.IN_USE)
+    assert (group.releasable, group.undecided, group.held, group.next_due) == (0, 11, 9, None)
+    assert {sandbox.person for sandbox in group.sandboxes} == {"", "mass_lapse"}
+
+
+@pytest.mark.usefixtures("old_server")
+def test_what_is_in_use_does_not_end_while_this_database_observes_but_what_it_began_since() -> None:
+    runs = fleet.fleet(1)
+    _in_use(runs)
+    fleet.passes(90)
+    old, new = factories.lease(ends_at=factories.at(60)), factories.lease(ends_at=factories.at(60))
+    for lease, acquired in ((old, -60), (new, 0)):
+        Lease.objects.filter(pk=lease.pk).update(acquired_at=factories.at(acquired))
+    mark = factories.at(-30)
+    Installation.objects.update(observing_since=mark, observing_why="behind", observed_mark_at=mark)
+    told = {sandbox.lease: (sandbox.person, sandbox.due_at) for sandbox in _of(Kind.IN_USE).sandboxes}
+    assert (told.pop(old.pk), told.pop(new.pk)) == (("", None), ("", new.ends_at))
+    assert list(told.values()) == [("observing", None)]
 
 
 @pytest.mark.parametrize(
@@ -203,6 +266,22 @@ def test_a_teardown_says_what_it_waits_for() -> None:
         "foreign_marks"
     }
     assert _of(Kind.TEARDOWN).undecided == 1
+
+
+def test_a_teardown_waits_for_its_account() -> None:
+    row = factories.teardown(due_in=-5)
+    assert (_of(Kind.TEARDOWN).releasable, _reasons(Kind.TEARDOWN)) == (1, [])
+    until = factories.at(900)
+    ProviderAccount.objects.filter(pk=row.account_id).update(blocked_until=until)
+    assert (_one(Kind.TEARDOWN).due_at, _reasons(Kind.TEARDOWN)) == (until, ["account_blocked"])
+    assert report.next_due("teardown") == until
+    ProviderAccount.objects.filter(pk=row.account_id).update(blocked_until=None, circuit="open")
+    group = _of(Kind.TEARDOWN)
+    assert (group.releasable, group.held, group.next_due) == (0, 1, None)
+    assert _reasons(Kind.TEARDOWN) == ["circuit_open"]
+    assert report.next_due("teardown") is None
+    probe = factories.probe(row.account, due_in=60)
+    assert report.next_due("probe_account") == probe.due_at
 
 
 # Kept sandboxes: until when, and by what
@@ -365,6 +444,7 @@ def test_nothing_is_releasable_while_this_database_observes() -> None:
     _kept(hours=-1)
     _orphan()
     factories.teardown()
+    factories.hold(factories.lease(), Hold.Kind.SHUTDOWN_FENCE, until=factories.at(60))
     Installation.current()
     now = factories.at(0)
     Installation.objects.update(observing_since=now, observing_why="behind", observed_mark_at=now)
@@ -372,6 +452,7 @@ def test_nothing_is_releasable_while_this_database_observes() -> None:
     assert [group.releasable for group in told.groups] == [0] * len(told.groups)
     assert told.of(Kind.RETAINED).sandboxes[0].person == "observing"
     assert told.of(Kind.TEARDOWN).undecided == 1
+    assert (told.of(Kind.FENCED).undecided, told.of(Kind.FENCED).next_due) == (1, None)
     assert (report.next_due("dispose"), report.next_due("settle_orphan")) == (None, None)
 
 
@@ -425,6 +506,8 @@ def test_ends_without_proof_are_one_line_for_each_account() -> None:
     assert (history.name, history.open, history.undecided, history.next_due) == (account.name, 2, 1, later)
     assert (history.cost.per_hour, history.cost.at_most) == (2, True)
     assert "2 ended without proof and looked for, 1 for a person" in _text()
+    ProviderAccount.objects.filter(pk=account.pk).update(circuit="open")
+    assert ownership().history[0].next_due is None
 
 
 def test_a_mass_lapse_is_told_with_how_many_runs_it_is_about() -> None:
