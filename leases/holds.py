@@ -290,7 +290,8 @@ def hold(
     """Say that `holder` needs a lease, or every kept lease of an issue, until `until` or until it is ended.
 
     The same holder saying it again moves `until` and the reason. A lease that owes its destruction is stopped and kept
-    instead, as long as no destroying call was announced. An operator's hold needs an `until`, when it is reviewed.
+    instead, as long as no destroying call was announced; for which leases of an issue it comes too late is in the audit
+    entry. An operator's hold needs an `until`, when it is reviewed.
 
     Raises `NotFound`; `TooLate` for a lease whose destruction has begun; `LeaseError` with code `gone` where its
     sandbox is gone, `invalid` for nonsense.
@@ -298,13 +299,16 @@ def hold(
     company_id, kind = _checked(company_id, kind, holder, until, reason, actor)
     if (lease_id is None) == (issue_id is None):
         raise LeaseError("name either a lease or an issue", code="invalid")
+    too_late: list[str] = []
     with transaction.atomic():
         if issue_id is not None:
             issue = _locked_issue(arguments.identity(issue_id, "issue_id"), company_id)
             placed = _place(company_id, kind, holder, until, reason, issue=issue)
             for lease in _locked(Lease.objects.filter(issue=issue, company_id=company_id).exclude(state__in=_OVER)):
-                if lease.state == Lease.State.PENDING_CLEANUP and of(lease).is_held_explicitly:
-                    transitions.hold_back(lease, held_by=[kind], actor=actor)  # too late for one is told by its state
+                if lease.state != Lease.State.PENDING_CLEANUP or not of(lease).is_held_explicitly:
+                    continue
+                if not transitions.hold_back(lease, held_by=[kind], actor=actor):
+                    too_late.append(str(lease.pk))
         else:
             subject = arguments.identity(lease_id, "lease_id")
             found = _locked(Lease.objects.filter(pk=subject, company_id=company_id))
@@ -322,6 +326,7 @@ def hold(
             lease=str(lease_id) if lease_id else None,
             issue=str(issue_id) if issue_id else None,
             until=until.isoformat() if until else None,
+            **({"too_late_for": too_late} if too_late else {}),
         )
     return placed
 

@@ -361,3 +361,16 @@ def test_what_changes_on_the_lease_itself_wakes_its_disposal(values: dict[str, o
     asleep.update(due_at=None, quiet="waiting")
     Lease.objects.filter(pk=lease.pk).update(**values)
     assert asleep.get().due_at is not None
+
+
+def test_a_hold_on_an_issue_tells_for_which_of_its_leases_it_comes_too_late() -> None:
+    lease = kept()
+    with transaction.atomic():
+        owed = transitions.dispose(lease, reason="test", actor="tester")
+    Obligation.objects.filter(pk=owed.pk).update(delete_announced_at=factories.database_now())
+    assert lease.issue_id is not None
+    row = holds.hold(company_id=lease.company_id, issue_id=lease.issue_id, kind="recovery_action", holder="control")
+    entry = ActivityEntry.objects.get(action="hold.placed", subject_id=str(row.pk))
+    assert entry.details["too_late_for"] == [str(lease.pk)]
+    owed.refresh_from_db()
+    assert owed.verb == "delete"
