@@ -23,7 +23,7 @@ from leases.blockers import Blockers, Gathered, Refused, require_trust
 from leases.connections import despite_deadlocks
 from leases.demands import Demand, Verb
 from leases.errors import NotFound
-from leases.models import Company, Environment, Lease, Operation, Run
+from leases.models import Company, Environment, Lease, Obligation, Operation, Run
 from leases.releasing import cancel_starts
 
 REASON = "environment_deleted"
@@ -32,6 +32,10 @@ _UNLINKED = 500
 """Leases that are let go of in one transaction."""
 
 _DELETE = Demand(Verb.DELETE)
+_STOPPING: dict[str, str] = {
+    Verb.STOP_OR_DELETE: "it is being stopped to be used again; with consent its sandbox is destroyed",
+    Verb.STOP_ONLY: "it is being stopped and kept; with consent it goes on by its own record, without the environment",
+}
 _UNSETTLED = (Lease.State.ACTIVE, *Lease.KEPT, Lease.State.PENDING_CLEANUP)
 
 
@@ -107,7 +111,7 @@ def _owe(environment_id: UUID, company_id: UUID, actor: str, reason: str, *, con
         for lease in plan.kept:
             transitions.dispose(lease, reason=REASON, actor=actor)
         for lease in plan.left_behind:
-            transitions.begin_teardown(lease, _DELETE, outcome=Lease.Outcome.FAILED, reason=REASON, actor=actor)
+            transitions.orphan(lease, actor=actor)  # as its settle would: what needs its files from now on is heard
         for lease in plan.stopping:
             transitions.merge_demand(lease, _DELETE, actor=actor, reason=REASON)
         cancelled = cancel_starts(_pending(environment), actor)
@@ -171,32 +175,38 @@ def _locked(environment_id: UUID, company_id: UUID) -> Environment:
 
 
 def _plan(environment: Environment, leases: Iterable[Lease], runs: dict[UUID, Run]) -> _Plan:
-    """Judge leases that were read, and the pending operations. Decides something only under their locks."""
+    """Judge leases that were read, and the pending operations. Decides something only under their locks.
+
+    What a run left in use, and what is being stopped, is held by what will hold it once it is kept: so the answer is
+    the same before its settle, before its stop, and after.
+    """
     leases = list(leases)
-    standings = holds.standing(lease.pk for lease in leases)
+    kept_ones = [lease.pk for lease in leases if lease.state in Lease.KEPT]
+    held = {pk: standing.reasons for pk, standing in holds.standing(kept_ones).items()}
+    held |= holds.once_kept(lease.pk for lease in leases if lease.state not in Lease.KEPT)
+    verbs = _verbs(leases)
     found = Gathered()
     kept, left_behind, stopping = [], [], []
     for lease in leases:
         run = runs.get(lease.run_id) if lease.run_id is not None else None
-        if lease.state == Lease.State.PENDING_CLEANUP:  # it owes its end already; by its own record, wherever it leads
-            if run is None or not run.is_live:
-                stopping.append(lease)
-            continue
-        standing = standings[lease.pk]
-        if lease.state == Lease.State.ACTIVE:
-            explicit = [reason for reason in standing.reasons if reason.explicit]
-            if run is not None and run.is_live:
-                found.row("live_run", lease, f"its run {run.pk} is {run.get_status_display()}")
-            elif explicit:
-                found.row("held", lease, _held(explicit))
-            else:
-                told = "it is in use by nobody's run" if run is None else f"its run is over ({run.status})"
-                found.row("active", lease, f"{told}; with consent its sandbox is destroyed", yields=True)
-                left_behind.append(lease)
-        elif any(reason.name == "run_live" for reason in standing.reasons):
+        is_live = run is not None and run.is_live
+        verb = verbs.get(lease.pk, Verb.DELETE)  # none: it settled since, where this only looks
+        if lease.state == Lease.State.PENDING_CLEANUP and (is_live or verb == Verb.DELETE):
+            continue  # it owes its end already; by its own record, wherever it leads
+        if run is not None and is_live and lease.state == Lease.State.ACTIVE:
+            found.row("live_run", lease, f"its run {run.pk} is {run.get_status_display()}")
+        elif any(reason.name == "run_live" for reason in held[lease.pk]):
             found.row("live_run", lease, f"its run {lease.run_id} is not over, and may have it again")
-        elif standing.is_held:
-            found.row("held", lease, _held(standing.reasons))
+        elif held[lease.pk]:
+            found.row("held", lease, _held(held[lease.pk]))
+        elif lease.state == Lease.State.ACTIVE:
+            whose = "it is in use by nobody's run" if run is None else f"its run is over ({run.status})"
+            told = f"{whose}; with consent its sandbox is stopped, and destroyed as soon as nothing needs it"
+            found.row("active", lease, told, yields=True)
+            left_behind.append(lease)
+        elif lease.state == Lease.State.PENDING_CLEANUP:
+            found.row("stopping", lease, _STOPPING[verb], yields=True)
+            stopping.append(lease)
         else:
             found.row("kept", lease, "stopped and kept; with consent its sandbox is destroyed", yields=True)
             kept.append(lease)
@@ -209,6 +219,14 @@ def _plan(environment: Environment, leases: Iterable[Lease], runs: dict[UUID, Ru
             told = f"what became of the {operation} is not known yet; with consent what exists is destroyed"
             found.row("pending_creation", operation, told, yields=True)
     return _Plan(found.all(), tuple(kept), tuple(left_behind), tuple(stopping))
+
+
+def _verbs(leases: Iterable[Lease]) -> dict[UUID | None, str]:
+    """Return what the open teardowns of leases are to do. It changes under their locks alone, as does their end."""
+    owed = Obligation.objects.filter(
+        kind=Obligation.Kind.TEARDOWN, closed_at__isnull=True, lease__in=[lease.pk for lease in leases]
+    )
+    return dict(owed.values_list("lease_id", "verb"))
 
 
 def _unsettled(environment: Environment) -> QuerySet[Lease]:

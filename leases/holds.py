@@ -159,7 +159,7 @@ _PLACED = ",\n".join(
 _FACTS = f"""
 SELECT l.id, l.state, l.orphaned_at IS NOT NULL AS orphaned, l.kept_until, l.expires_at, now() AS now,
        {_COLUMNS}
-  FROM leases_lease l
+  FROM {{source}} l
   LEFT JOIN LATERAL (
       SELECT {_PLACED} FROM leases_hold h
        WHERE h.ended_at IS NULL AND (h.until IS NULL OR h.until > now())
@@ -167,6 +167,14 @@ SELECT l.id, l.state, l.orphaned_at IS NOT NULL AS orphaned, l.kept_until, l.exp
   ) placed ON true
 """
 """The `Hold` rows of a lease are read once, each kind's in a column of `placed`."""
+
+_LEASES = "leases_lease"
+_AS_KEPT = """(SELECT id, 'released' AS state, orphaned_at, kept_until, expires_at, company_id, run_id, issue_id,
+        provider, account_id, account_identity, resource_id FROM leases_lease)"""
+"""Leases as if each were stopped and kept by now."""
+
+_PASSING = ("stop_and_retain", "attempt_in_flight")
+"""What is over once a sandbox is kept: its own stop, and who is at work on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,15 +246,24 @@ def standing(lease_ids: Iterable[UUID]) -> dict[UUID, Standing]:
     return {one.lease_id: one for one in _read("WHERE l.id = ANY(%s)", [list(lease_ids)])}
 
 
+def once_kept(lease_ids: Iterable[UUID]) -> dict[UUID, tuple[Reason, ...]]:
+    """Return what would hold each of these leases, were it stopped and kept by now.
+
+    So what is in use and nobody's, or being stopped, is judged as it will be a moment later.
+    """
+    found = _read("WHERE l.id = ANY(%s)", [list(lease_ids)], source=_AS_KEPT)
+    return {one.lease_id: tuple(reason for reason in one.reasons if reason.name not in _PASSING) for one in found}
+
+
 def kept(company_id: UUID | None = None) -> Iterator[Standing]:
     """Return what holds every kept sandbox, from one snapshot: the listing."""
     where = "WHERE l.state IN ('released', 'retained') AND (%s::uuid IS NULL OR l.company_id = %s::uuid) ORDER BY l.id"
     return _read(where, [company_id, company_id])
 
 
-def _read(where: str, values: Sequence[Any]) -> Iterator[Standing]:
+def _read(where: str, values: Sequence[Any], *, source: str = _LEASES) -> Iterator[Standing]:
     with connection.cursor() as cursor:
-        cursor.execute(_FACTS + where, values)
+        cursor.execute(_FACTS.format(source=source) + where, values)
         rows = cursor.fetchall()
     for lease_id, state, orphaned, kept_until, expires_at, now, *ends in rows:
         reasons = tuple(

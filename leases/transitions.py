@@ -222,7 +222,7 @@ def orphan(lease: Lease, *, actor: str = audit.SYSTEM) -> Obligation:
     """Active -> pending_cleanup: nobody holds the lease any more. It is stopped and kept, and marked as nobody's.
 
     Stop-only, because a recovery may need its files; the mark stays, so that it is destroyed as soon as nothing needs
-    them (domain T-17). The caller has locked issue, run and lease, and re-checked that nobody holds it.
+    them (domain T-17). The caller has locked run and lease, and re-checked that nobody holds it.
     """
     demand = Demand(Obligation.Verb.STOP_ONLY)
     reason = "orphaned_active_lease_recovered"

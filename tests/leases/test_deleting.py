@@ -327,8 +327,10 @@ def test_without_consent_nothing_is_destroyed_for_it() -> None:
     where = factories.environment()
     factories.stopped(factories.lease(where))
     factories.lease(where, run=over(where.company))
+    factories.teardown(factories.lease(where), verb="stop_or_delete")
+    factories.teardown(factories.lease(where), verb="stop_only")
     factories.operation(where)
-    assert refused(lambda: delete(where)) == {"kept": 1, "active": 1, "pending_creation": 1}
+    assert refused(lambda: delete(where)) == {"kept": 1, "active": 1, "stopping": 2, "pending_creation": 1}
 
 
 def test_with_consent_all_owes_its_teardown_before_the_row_is_deleted() -> None:
@@ -344,10 +346,13 @@ def test_with_consent_all_owes_its_teardown_before_the_row_is_deleted() -> None:
     done = delete(where, consent=True)
     assert set(done.owing) == {kept.pk, left.pk, nobodys.pk}
     assert done.cancelled == 1
-    for lease in (kept, left, nobodys):
+    kept.refresh_from_db()
+    assert (kept.state, kept.reason, kept.environment_id) == ("pending_cleanup", "environment_deleted", None)
+    assert kept.obligations.get(closed_at__isnull=True).verb == "delete"
+    for lease in (left, nobodys):
         lease.refresh_from_db()
-        assert (lease.state, lease.reason, lease.environment_id) == ("pending_cleanup", "environment_deleted", None)
-        assert lease.obligations.get(closed_at__isnull=True).verb == "delete"
+        assert (lease.state, lease.orphaned_at is not None, lease.environment_id) == ("pending_cleanup", True, None)
+        assert lease.obligations.get(kind="teardown").verb == "stop_only"
     stopping.refresh_from_db()
     kept_for.refresh_from_db()
     assert (stopping.verb, kept_for.verb) == ("delete", "stop_only")
@@ -374,6 +379,56 @@ def test_a_kept_sandbox_that_something_needs_refuses_and_says_what() -> None:
     told = deleting.what_stands_in_the_way(where.pk, company_id=where.company_id).listed[0]
     assert "an operator keeps it (until " in told.told
     assert not told.yields
+
+
+IN_USE, ORPHANED, STOPPING, ON_HOLD, KEPT = "in use", "orphaned", "being stopped", "held back", "kept"
+
+
+def of_an_ended_run(where: Environment, how: str, **values: Any) -> Lease:
+    """A lease that a run which is over left, at each point on the way from its use to its being kept."""
+    lease = factories.lease(where, run=factories.run(where.company, status="failed", **values))
+    lease.refresh_from_db()
+    if how == ORPHANED:
+        with transaction.atomic():
+            transitions.orphan(lease)
+    elif how in (STOPPING, ON_HOLD):
+        factories.teardown(lease, verb="stop_or_delete" if how == STOPPING else "stop_only")
+    elif how == KEPT:
+        factories.stopped(lease)
+    return lease
+
+
+@pytest.mark.parametrize("how", [IN_USE, ORPHANED, STOPPING, ON_HOLD, KEPT])
+def test_what_a_queued_run_of_its_issue_needs_refuses_however_far_its_stop_has_come(how: str) -> None:
+    where = factories.environment()
+    issue = factories.issue(where.company)
+    lease = of_an_ended_run(where, how, issue=issue)
+    Lease.objects.filter(pk=lease.pk).update(issue=issue)
+    queued = factories.run(where.company, issue=issue, status="queued")
+    assert refused(lambda: delete(where, consent=True)) == {"held": 1}
+    told = deleting.what_stands_in_the_way(where.pk, company_id=where.company_id).listed[0].told
+    assert "a run of its issue is queued" in told
+    Run.objects.filter(pk=queued.pk).update(status="cancelled", finished_at=factories.database_now())
+    delete(where, consent=True)
+    assert not Environment.objects.exists()
+
+
+@pytest.mark.parametrize("how", [IN_USE, ORPHANED, STOPPING, ON_HOLD, KEPT])
+def test_what_somebody_holds_on_purpose_refuses_however_far_its_stop_has_come(how: str) -> None:
+    where = factories.environment()
+    lease = of_an_ended_run(where, how)
+    until = factories.at(3600)
+    Hold.objects.create(
+        company=where.company, lease=lease, kind="operator", strength="always", holder="olga", until=until
+    )
+    assert refused(lambda: delete(where, consent=True)) == {"held": 1}
+
+
+def test_what_its_own_holder_gave_up_for_good_is_not_in_the_way() -> None:
+    where = factories.environment()
+    factories.teardown(of_an_ended_run(where, IN_USE), verb="delete")
+    delete(where)
+    assert not Environment.objects.exists()
 
 
 def test_a_fence_keeps_an_active_lease_and_a_start_under_way_refuses() -> None:

@@ -15,7 +15,7 @@ from leases.models import Company, Credential, Environment, Lease, Obligation, O
 from providers.contract import ErrorKind
 from tests import factories
 from tests.concurrency import Background, Gate, together
-from tests.scenarios.steps import acquired, evidence, fails, owed, released, snapshot, state, sweep
+from tests.scenarios.steps import acquired, evidence, fails, owed, released, snapshot, state, sweep, sweep_lane
 from tests.stage import Rehearsal
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -98,6 +98,58 @@ def test_it_owes_its_teardown_before_the_provider_is_asked_and_outlives_the_envi
     assert seen[0] == ("pending_cleanup", None)
     assert evidence(lease)[-1] == "destroyed"
     assert not rehearsal.world.boxes
+
+
+def test_without_consent_a_stop_is_not_made_a_destruction(rehearsal: Rehearsal) -> None:
+    lease = released(rehearsal, REUSE)
+    run_is_over(rehearsal.run)
+    assert refused(lambda: delete(rehearsal, consent=False)) == {"stopping": 1}
+    assert owed(lease).verb == "stop_or_delete"
+    sweep(rehearsal)
+    assert (state(lease), rehearsal.world.count("delete")) == ("released", 0)
+
+
+def test_with_consent_it_is(rehearsal: Rehearsal) -> None:
+    lease = released(rehearsal, REUSE)
+    run_is_over(rehearsal.run)
+    delete(rehearsal)
+    sweep(rehearsal)
+    assert evidence(lease)[-1] == "destroyed"
+
+
+@pytest.mark.parametrize("settled_first", [False, True])
+def test_what_a_queued_retry_needs_is_kept_whether_or_not_its_settle_came_first(
+    rehearsal: Rehearsal, *, settled_first: bool
+) -> None:
+    issue = factories.issue(rehearsal.company)
+    Run.objects.filter(pk=rehearsal.run.pk).update(issue=issue)
+    lease = acquired(rehearsal)
+    Run.objects.filter(pk=rehearsal.run.pk).update(status="failed", finished_at=factories.database_now())
+    factories.run(rehearsal.company, issue=issue, status="queued")
+    if settled_first:
+        sweep_lane(Obligation.Kind.SETTLE_ORPHAN)
+        assert state(lease) == "pending_cleanup"
+    assert refused(lambda: delete(rehearsal)) == {"held": 1}
+    sweep(rehearsal)
+    assert refused(lambda: delete(rehearsal)) == {"held": 1}
+    assert (state(lease), rehearsal.world.count("delete")) == ("released", 0)
+
+
+def test_a_retry_that_is_queued_after_the_deletion_still_finds_the_files_of_what_was_left(
+    rehearsal: Rehearsal,
+) -> None:
+    """It becomes nobody's instead of being destroyed outright, and is held like every such sandbox."""
+    issue = factories.issue(rehearsal.company)
+    Run.objects.filter(pk=rehearsal.run.pk).update(issue=issue)
+    lease = acquired(rehearsal)
+    run_is_over(rehearsal.run)
+    delete(rehearsal)
+    retry = factories.run(rehearsal.company, issue=issue, status="queued")
+    sweep(rehearsal)
+    assert (state(lease), rehearsal.world.count("delete")) == ("released", 0)
+    run_is_over(retry)
+    sweep(rehearsal)
+    assert evidence(lease)[-1] == "destroyed"
 
 
 def test_a_destruction_that_fails_stays_owed_and_is_counted(rehearsal: Rehearsal) -> None:
