@@ -114,7 +114,7 @@ def test_past_the_window_only_the_always_ones_hold(name: str) -> None:
 
 
 def test_over_every_combination_listing_and_settle_cannot_differ() -> None:
-    """By construction: one statement serves both. Shown over every pair, and all of them at once."""
+    """S-232. By construction: one statement serves both. Shown over every pair, and all of them at once."""
     chosen = [*combinations(PLACED, 1), *combinations(PLACED, 2), tuple(PLACED)]
     expected: dict[object, set[str]] = {}
     for names_placed in chosen:
