@@ -76,7 +76,10 @@ def _late_by(claim: Claim) -> float | None:
     row = Obligation.objects.filter(pk=claim.obligation_id, attempt_id=claim.attempt_id).first()
     if row is None or row.claimed_at is None:
         return None
-    return (row.claimed_at - row.owed_since).total_seconds()
+    late = (row.claimed_at - row.owed_since).total_seconds()
+    return (
+        min(late, LATE) if row.failures else late
+    )  # after a look that failed it is our own cooldown that made it late
 
 
 def _put_off() -> bool:

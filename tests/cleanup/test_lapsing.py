@@ -486,3 +486,16 @@ def test_a_look_reads_the_runs_that_are_controlled_and_no_others() -> None:
     with CaptureQueriesContext(connection) as queries:
         facts = lapsing.read(longest=3600)
     assert (facts.live, facts.lapsed, len(queries)) == (3, 0, 1)
+
+
+def test_a_look_that_comes_after_one_that_failed_is_late_by_our_own_cooldown_and_no_gap() -> None:
+    runs = fleet.fleet(3)
+    fleet.passes(300)
+    fleet.falls_due(late=45)
+    Obligation.objects.filter(kind=Obligation.Kind.WATCH_CONTROLLERS).update(failures=1)
+    fleet.look()
+    assert Installation.current().gap_ended_at is None
+    assert set(fleet.statuses(runs)) == {"running"}  # a little late, and so put off once
+    fleet.falls_due()
+    fleet.look()
+    assert set(fleet.statuses(runs)) == {"interrupted"}
