@@ -32,6 +32,8 @@ class Bridge:
     """The way into one lease's sandbox. Holds no connection and no state; all work is admitted piece by piece."""
 
     def __init__(self, lease_id: UUID, company_id: UUID | None = None, controller: Controller | None = None) -> None:
+        if controller is not None:
+            controllers.check(controller)
         self.controller = controller
         self.lease_id = arguments.identity(lease_id, "lease_id")
         self.company_id = arguments.identity(company_id, "company_id") if company_id is not None else None

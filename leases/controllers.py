@@ -143,6 +143,7 @@ def renew(controller: Controller) -> datetime:
     Costs one statement. Raises `ControlRefused` with the code `controller_replaced`, `controller_lapsed` or
     `run_over`, and `NotFound` where the run is gone.
     """
+    check(controller)
     expires_at = _one(_RENEW, [controller.run_id, controller.generation, controller.controller_id])
     if expires_at is None:
         raise _refusal(controller)
@@ -165,6 +166,7 @@ def give_up_control(controller: Controller, *, actor: str = "api") -> datetime:
     For a controller that goes down and knows that another takes over. Raises what `renew` raises.
     """
     arguments.actor(actor)
+    check(controller)
     with transaction.atomic():
         until = _one(_GIVE_UP, [controller.run_id, controller.generation, controller.controller_id])
         if until is None:
@@ -209,12 +211,17 @@ def shared(controller: Controller) -> Run:
     raise NotFound(f"there is no run {controller.run_id}")
 
 
+def check(controller: object, *, error: type[LeaseError] = LeaseError) -> None:
+    """Refuse what no `take_control` returned."""
+    if not isinstance(controller, Controller):
+        raise error("controller is what take_control returned", code="invalid")
+
+
 def of_its_run(controller: Controller | None, run_id: UUID | None, *, error: type[LeaseError] = LeaseError) -> None:
     """Refuse a controller that is another run's than `run_id`."""
     if controller is None:
         return
-    if not isinstance(controller, Controller):
-        raise error("controller is what take_control returned", code="invalid")
+    check(controller, error=error)
     if controller.run_id != run_id:
         raise error("this controller holds another run", code="invalid")
 

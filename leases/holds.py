@@ -431,7 +431,8 @@ def _checked(
     arguments.actor(actor)
     arguments.actor(holder)
     if kind not in Hold.Kind.values:
-        raise LeaseError(f"kind must be one of {', '.join(Hold.Kind.values)}", code="invalid")
+        placed = (one for one in Hold.Kind.values if one != Hold.Kind.SHUTDOWN_FENCE)
+        raise LeaseError(f"kind must be one of {', '.join(placed)}", code="invalid")
     if reason:
         arguments.reason(reason, "a hold")
     if kind == Hold.Kind.SHUTDOWN_FENCE:

@@ -100,6 +100,8 @@ def _entries(lease: Lease, operations: list[Operation], obligations: list[int]) 
     subjects = Q(subject_type="lease", subject_id=str(lease.pk))
     if operations:
         subjects |= Q(subject_type="operation", subject_id__in=[str(operation.pk) for operation in operations])
+    if holds := list(lease.holds.values_list("pk", flat=True)[:LIMIT]):
+        subjects |= Q(subject_type="hold", subject_id__in=[str(pk) for pk in holds])
     if obligations:
         subjects |= Q(subject_type="obligation", subject_id__in=[str(pk) for pk in obligations])
     return ActivityEntry.objects.filter(subjects).order_by("-at", "-pk")

@@ -350,8 +350,8 @@ def keep_until(lease: Lease, until: datetime | None, *, actor: str, reason: str)
 def mark_orphaned(lease: Lease, *, actor: str, reason: str) -> None:
     """Released or retained stays: an operator says that a kept sandbox is nobody's. The lease is locked."""
     _require(lease, State.RELEASED, State.RETAINED)
-    lease.orphaned_at = Now()
-    lease.save(update_fields=["orphaned_at"])
+    lease.orphaned_at, lease.kept_until = Now(), None
+    lease.save(update_fields=["orphaned_at", "kept_until"])
     audit.record("lease.marked_orphaned", lease, company_id=lease.company_id, actor=actor, reason=reason)
 
 
@@ -420,12 +420,14 @@ def settle(lease: Lease, obligation: Obligation, receipt: Receipt) -> None:
 
 
 def kept_until(lease: Lease, obligation: Obligation) -> datetime | None:
-    """Return until when a sandbox is kept that this teardown stopped, None: until an operator decides.
+    """Return until when a sandbox is kept that this teardown stopped, None: until an operator decides, or nobody's.
 
     By what the lease recorded of its environment. One that is kept only because a hold forbade its destruction has no
     time of its own.
     """
     now = database_now()
+    if lease.orphaned_at is not None:
+        return None  # it has no time of its own
     if obligation.held_verb == Obligation.Verb.DELETE:
         return now
     if lease.scope and lease.state == State.RELEASED:

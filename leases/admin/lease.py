@@ -198,6 +198,8 @@ class LeaseAdmin(ViewOnly[Lease]):
     def is_kept_until(self, lease: Lease) -> SafeString | str:
         if lease.state not in Lease.KEPT:
             return NONE
+        if lease.orphaned_at is not None:
+            return "nothing needs it"
         return exact_of_row(lease, "kept_until") if lease.kept_until else "an operator decides"
 
     @admin.display(description="nobody's since")

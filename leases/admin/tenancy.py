@@ -129,10 +129,21 @@ class RunAdmin(Editable[Run]):
     autocomplete_fields = ("company", "issue")
     date_hierarchy = "created_at"
     ordering = ("-created_at",)
-    readonly_fields = ("id", "created_at")
+    # A controller's hold is the control plane's: a form that was opened before a renewal would take that back.
+    readonly_fields = (
+        "id",
+        "created_at",
+        "controller_id",
+        "controller_generation",
+        "controller_seconds",
+        "controller_expires_at",
+        "controller_gave_up_at",
+        "cancel_acknowledged_at",
+        "restore_failed_at",
+    )
     fieldsets = (
         (None, {"fields": ("company", "issue", "status", "finished_at", "id", "created_at")}),
-        ("Controller", {"fields": ("controller_id", "controller_generation", "controller_expires_at")}),
+        ("Controller", {"fields": readonly_fields[2:]}),
     )
 
     @override

@@ -1487,6 +1487,13 @@ def _() -> Any:
     )
 
 
+@refuses("run_generation_only_rises", trigger="run_is_monotone")
+def _() -> Any:
+    """One that was used is a fence, and never given out again."""
+    row = factories.run(controller_generation=3)
+    return change(row, controller_generation=2), change(row, controller_generation=4)
+
+
 @refuses("hold_is_on_a_lease_or_an_issue")
 def _() -> Any:
     row = factories.hold(leased())
@@ -1951,7 +1958,7 @@ def test_it_is_that_trigger_which_refuses(case: Case) -> None:
     forbidden, _ = case.build()
     tables = {
         row._meta.db_table
-        for row in (Receipt, ActivityEntry, Attempt, Operation, Lease, Obligation, Hold, Installation)
+        for row in (Receipt, ActivityEntry, Attempt, Operation, Lease, Obligation, Hold, Installation, Run)
     }
     with connection.cursor() as cursor:
         for table in sorted(tables):

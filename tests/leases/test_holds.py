@@ -16,6 +16,7 @@ from cleanup import evidence
 from leases import holds, transitions
 from leases.errors import LeaseError, NotFound
 from leases.models import ActivityEntry, Hold, Lease, Obligation, Operation, Run
+from leases.timeline import timeline
 from tests import factories
 from tests.tables import rows_of
 
@@ -374,3 +375,10 @@ def test_a_hold_on_an_issue_tells_for_which_of_its_leases_it_comes_too_late() ->
     assert entry.details["too_late_for"] == [str(lease.pk)]
     owed.refresh_from_db()
     assert owed.verb == "delete"
+
+
+def test_a_hold_is_told_in_the_story_of_its_lease() -> None:
+    lease = kept()
+    row = place(lease)
+    holds.end(row.pk, company_id=lease.company_id, actor="tester")
+    assert {"hold.placed", "hold.ended"} <= {event.title for event in timeline(lease).events}

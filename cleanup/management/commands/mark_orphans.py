@@ -13,6 +13,7 @@ from cleanup.management.decision import DecisionCommand, Wrong
 from leases import holds, keeping
 from leases.clock import database_now
 from leases.errors import LeaseError
+from leases.models import Company
 
 
 class Command(DecisionCommand):
@@ -32,6 +33,8 @@ class Command(DecisionCommand):
             company_id = UUID(options["company"]) if options["company"] else None
         except ValueError:
             raise Wrong(f"{options['company']!r} is not an id") from None
+        if company_id is not None and not Company.objects.filter(pk=company_id).exists():
+            raise Wrong(f"there is no company {company_id}")
         found = list(keeping.unmarked(before, company_id=company_id).values_list("pk", "company_id"))
         standings = holds.standing(pk for pk, _ in found)
         marked: list[dict[str, Any]] = []
