@@ -11,7 +11,7 @@ import pytest
 
 from cleanup import decisions
 from cleanup.decisions import ACCEPTED, Facts, decide
-from cleanup.handlers.teardown import _is_foreign
+from cleanup.sightings import shows_foreign
 from leases.demands import Demand, Verb, merge, verb_of_policy
 from leases.models import Obligation
 from leases.models.environments import Policy
@@ -213,7 +213,7 @@ def test_a_policy_demands_the_verb_of_the_table(row) -> None:
 def test_what_a_provider_does_not_describe_is_nobodys():
     """A sandbox hidden behind a 404 has no marks to show: it is looked at again, and no person is asked whose it is."""
     marks = {MARK_INSTALLATION: "ours"}
-    assert not _is_foreign(Unknown(Resource("id", ""), "hidden"), "ours")
-    assert _is_foreign(Unknown(Resource("id", "name"), "error"), "ours")
-    assert not _is_foreign(Unknown(Resource("id", "name", marks), "error"), "ours")
-    assert _is_foreign(Running(Resource("id", "")), "ours")
+    assert not shows_foreign(Unknown(Resource("id", ""), "hidden"), "ours")
+    assert shows_foreign(Unknown(Resource("id", "name"), "error"), "ours")
+    assert not shows_foreign(Unknown(Resource("id", "name", marks), "error"), "ours")
+    assert shows_foreign(Running(Resource("id", "")), "ours")
