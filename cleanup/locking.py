@@ -5,17 +5,28 @@ A settle that finds one held comes back in seconds; nobody is held up by it, and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from uuid import UUID
 
-from django.db import DatabaseError
+from django.db import DatabaseError, transaction
 from django.db.models import QuerySet
 from psycopg.errors import LockNotAvailable
 
+from cleanup.work import Contended, Outcome
 from leases.models import Issue, Lease, Run
 
 
 class NotAvailable(Exception):
     """Somebody holds one of the locks. Nothing was decided; the transaction is to be ended."""
+
+
+def without_waiting(settle: Callable[[], Outcome]) -> Outcome:
+    """Run a settle in a transaction of its own; one that meets somebody's lock has written nothing, and comes back."""
+    try:
+        with transaction.atomic():
+            return settle()
+    except NotAvailable:
+        return Contended()
 
 
 def locked_in_order(lease_id: UUID) -> Lease:

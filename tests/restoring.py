@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -177,8 +177,16 @@ class Site:
             if "OBSERVING" not in log.read_text() and "cannot tell" not in log.read_text():
                 eventually(self._is_kept, "the mark is kept in the file")
         finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(BOUND)
+            # Celery's handler raises SystemExit wherever it is; within a destructor Python swallows that.
+            for _ in range(3):
+                process.send_signal(signal.SIGTERM)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(BOUND / 2)
+                    break
+            else:
+                process.kill()
+                process.wait(BOUND)
+                raise AssertionError(f"the beat did not end: {log.read_text()}")
         return log.read_text()
 
     def _is_kept(self) -> bool:

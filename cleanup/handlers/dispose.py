@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from django.db import transaction
-
 from cleanup.claims import Claim, fenced, finish_attempt
-from cleanup.locking import NotAvailable, locked_in_order
-from cleanup.work import Call, Contended, Context, Done, Held, NeedsOperator, Outcome, Waiting
+from cleanup.locking import locked_in_order, without_waiting
+from cleanup.work import Call, Context, Done, Held, NeedsOperator, Outcome, Waiting
 from leases import audit, deadlines, holds, transitions
 from leases.models import Attempt, Lease, Obligation
 
@@ -23,11 +21,7 @@ from leases.models import Attempt, Lease, Obligation
 def dispose(claim: Claim, _: Context) -> Generator[Call, Any, Outcome]:
     """Owe the destruction of one kept sandbox, or say when that is to be looked at again."""
     yield from ()
-    try:
-        with transaction.atomic():
-            return _settle(claim)
-    except NotAvailable:
-        return Contended()
+    return without_waiting(lambda: _settle(claim))
 
 
 def _settle(claim: Claim) -> Outcome:

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from django.db import transaction
-
 from cleanup.claims import Claim, fenced, finish_attempt
-from cleanup.locking import NotAvailable, also_locked, locked_in_order
-from cleanup.work import Call, Contended, Context, Done, Held, Outcome
+from cleanup.locking import also_locked, locked_in_order, without_waiting
+from cleanup.work import Call, Context, Done, Held, Outcome
 from leases import deadlines, fencing, transitions
 from leases.clock import database_now
 from leases.models import Attempt, Hold, Obligation
@@ -23,11 +21,7 @@ from leases.models import Attempt, Hold, Obligation
 def end_fence(claim: Claim, _: Context) -> Generator[Call, Any, Outcome]:
     """Give up on the files' being saved by their owner, once the fence's time is over."""
     yield from ()
-    try:
-        with transaction.atomic():
-            return _settle(claim)
-    except NotAvailable:
-        return Contended()
+    return without_waiting(lambda: _settle(claim))
 
 
 def _settle(claim: Claim) -> Outcome:

@@ -13,10 +13,8 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from django.db import transaction
-
 from cleanup.claims import Claim, fenced, finish_attempt
-from cleanup.locking import NotAvailable, locked_in_order
+from cleanup.locking import locked_in_order, without_waiting
 from cleanup.work import Call, Contended, Context, Done, Held, NeedsOperator, Outcome, Waiting
 from leases import deadlines, fencing, holds, startup, transitions
 from leases.clock import database_now
@@ -28,11 +26,7 @@ ClosedAs = Obligation.ClosedAs
 def settle_orphan(claim: Claim, _: Context) -> Generator[Call, Any, Outcome]:
     """Stop and keep what one lease holds that nobody does, or say what that waits for."""
     yield from ()
-    try:
-        with transaction.atomic():
-            return _settle(claim)
-    except NotAvailable:
-        return Contended()
+    return without_waiting(lambda: _settle(claim))
 
 
 def _settle(claim: Claim) -> Outcome:

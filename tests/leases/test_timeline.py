@@ -211,13 +211,13 @@ def test_it_takes_as_many_statements_for_a_long_life_as_for_a_short_one(
 ) -> None:
     owed = factories.teardown()
     attempt(owed)
-    with django_assert_num_queries(7):
+    with django_assert_num_queries(8):
         timeline(owed.lease)
     for _ in range(20):
         attempt(owed)
         factories.operation(owed.lease.environment, lease_uuid=uuid4())
         audit.record("lease.noted", owed.lease, company_id=owed.company_id)
-    with django_assert_num_queries(7):
+    with django_assert_num_queries(8):
         timeline(owed.lease)
 
 

@@ -116,7 +116,7 @@ def test_an_always_hold_keeps_it_after_the_window_too(rehearsal: Rehearsal, kind
 def test_without_the_mark_this_path_leaves_it_alone(rehearsal: Rehearsal) -> None:
     """S-229: until its own time is over; a command marks old ones on an operator's word."""
     lease = orphan(rehearsal, settled=False)
-    Lease.objects.filter(pk=lease.pk).update(orphaned_at=None)
+    Lease.objects.filter(pk=lease.pk).update(orphaned_at=None, kept_until=factories.at(30 * DAY))
     settle()
     assert state(lease) == Lease.State.RELEASED
     assert 29 * DAY < due_in(disposal(lease)) <= 30 * DAY

@@ -15,7 +15,7 @@ class Command(DecisionCommand):
     help = (
         "List the live runs whose controllers' holds have ended. --settle interrupts those runs, and what they hold is"
         " stopped and kept; --extend says that the outage was ours, and lets every hold stand one full length from now."
-        " Exit status 0: none has lapsed, or done. 1: some have, or are left, or it was refused. 2: wrong arguments."
+        " Exit status 0: none has lapsed, or done. 1: some have, or it was refused. 2: wrong arguments."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
