@@ -39,6 +39,7 @@ def findings(cast: Cast, losses: Losses, orphan: Orphan, directory: Path) -> lis
     found.append(_lease("was nobody's when its controller fell silent", orphan.lease))
     opened = {kind.kind: kind.open for kind in report.owed().kinds}
     ends, kept = opened.pop(Obligation.Kind.DISPOSE), Lease.objects.filter(state__in=Lease.KEPT).count()
+    del opened[Obligation.Kind.WATCH_CONTROLLERS]  # stands for the fleet, and waits for the next controller
     found.append(Finding(f"{sum(opened.values())} obligations are open", not any(opened.values())))
     found.append(Finding(f"{ends} of {kept} kept sandboxes have an end that is owed", ends == kept))
     unverified = Obligation.objects.filter(closed_as=Obligation.ClosedAs.UNVERIFIED).count()
@@ -63,7 +64,7 @@ def _lease(title: str, lease: Lease | None) -> Finding:
     if lease is None:
         return Finding(f"NO OWNER  {title}", good=False)
     lease.refresh_from_db()
-    receipt = Receipt.objects.filter(lease=lease, epoch=lease.epoch).order_by("pk").first()
+    receipt = Receipt.objects.filter(lease=lease, epoch=lease.epoch).order_by("pk").last()
     attempts = sum(o.attempts.count() for o in lease.obligations.all())
     proof = f"{receipt.evidence} by attempt {str(receipt.attempt_id)[:8]}" if receipt else "NO RECEIPT"
     good = receipt is not None and lease.state in _PROVEN
