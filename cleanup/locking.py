@@ -16,8 +16,8 @@ from cleanup.work import Contended, Outcome
 from leases.models import Issue, Lease, Run
 
 
-class NotAvailable(Exception):
-    """Somebody holds one of the locks. Nothing was decided; the transaction is to be ended."""
+class _Changed(Exception):
+    """The lease came to another issue while its locks were taken: those are not its locks any more."""
 
 
 def without_waiting(settle: Callable[[], Outcome]) -> Outcome:
@@ -25,36 +25,30 @@ def without_waiting(settle: Callable[[], Outcome]) -> Outcome:
     try:
         with transaction.atomic():
             return settle()
-    except NotAvailable:
+    except _Changed:
         return Contended()
+    except DatabaseError as error:
+        if isinstance(error.__cause__, LockNotAvailable):
+            return Contended()
+        raise
 
 
 def locked_in_order(lease_id: UUID) -> Lease:
-    """Lock and return a lease, its run and its issue before it. Raises `NotAvailable`. The caller is in a transaction.
+    """Lock and return a lease, its run and its issue before it, in a settle that runs `without_waiting`.
 
     A lease's run is final and its issue hardly ever changes; one that did is noticed under its lock.
     """
     run_id, issue_id = Lease.objects.values_list("run_id", "issue_id").get(pk=lease_id)
-    try:
-        if issue_id is not None:
-            Issue.objects.select_for_update(no_key=True, nowait=True).get(pk=issue_id)
-        if run_id is not None:
-            Run.objects.select_for_update(no_key=True, nowait=True).get(pk=run_id)
-        lease = Lease.objects.select_for_update(no_key=True, nowait=True, of=("self",)).get(pk=lease_id)
-    except DatabaseError as error:
-        if isinstance(error.__cause__, LockNotAvailable):
-            raise NotAvailable from error
-        raise
+    if issue_id is not None:
+        Issue.objects.select_for_update(no_key=True, nowait=True).get(pk=issue_id)
+    if run_id is not None:
+        Run.objects.select_for_update(no_key=True, nowait=True).get(pk=run_id)
+    lease = Lease.objects.select_for_update(no_key=True, nowait=True, of=("self",)).get(pk=lease_id)
     if lease.issue_id != issue_id:
-        raise NotAvailable
+        raise _Changed
     return lease
 
 
 def also_locked(leases: QuerySet[Lease]) -> list[Lease]:
-    """Lock and return more leases. Raises `NotAvailable`. Not waited for, so their place in the order is free."""
-    try:
-        return list(leases.select_for_update(no_key=True, nowait=True, of=("self",)).order_by("pk"))
-    except DatabaseError as error:
-        if isinstance(error.__cause__, LockNotAvailable):
-            raise NotAvailable from error
-        raise
+    """Lock and return more leases in the same way. Not waited for, so their place in the order is free."""
+    return list(leases.select_for_update(no_key=True, nowait=True, of=("self",)).order_by("pk"))

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from typing_extensions import override
 
 from leases.models import Obligation
 from providers.contract import ErrorKind
+
+
+class OpenUnlessAsked(admin.SimpleListFilter):
+    """A choice of which `open` stands where nobody chose; there is no other way to say *all* than to choose it."""
+
+    @property
+    def chosen(self) -> str:
+        return self.value() or "open"
+
+    @override
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        for value, label in self.lookup_choices:
+            yield {
+                "selected": value == self.chosen,
+                "query_string": changelist.get_query_string({str(self.parameter_name): value}),
+                "display": label,
+            }
 
 
 class OneOf(admin.SimpleListFilter):

@@ -6,12 +6,11 @@ it verifies before, is the business of `leases.leaks`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
 from django.contrib import admin
-from django.contrib.admin.views.main import ChangeList
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -22,6 +21,7 @@ from typing_extensions import override
 
 from leases import leaks
 from leases.admin.decisions import Choice, Decision, ReasonForm
+from leases.admin.filters import OpenUnlessAsked
 from leases.admin.stock import ViewOnly
 from leases.admin.times import NONE, badge, of_row, short
 from leases.errors import LeaseError, NotFound
@@ -77,7 +77,7 @@ class Destroy(Decision):
         return page
 
 
-class StandingFilter(admin.SimpleListFilter):
+class StandingFilter(OpenUnlessAsked):
     """Open ones unless asked otherwise: what is over is history."""
 
     title = "standing"
@@ -94,18 +94,9 @@ class StandingFilter(admin.SimpleListFilter):
         ]
 
     @override
-    def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        for value, label in self.lookup_choices:
-            yield {
-                "selected": value == (self.value() or "open"),
-                "query_string": changelist.get_query_string({self.parameter_name: value}),
-                "display": label,
-            }
-
-    @override
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         still = queryset.filter(resolved_at__isnull=True)
-        match self.value() or "open":
+        match self.chosen:
             case "all":
                 return queryset
             case "over":

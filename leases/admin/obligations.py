@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.contrib import admin
-from django.contrib.admin.views.main import ChangeList
 from django.db.models import F, Max, Model, OuterRef, Q, QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path, reverse
@@ -16,7 +15,7 @@ from typing_extensions import override
 
 from leases import ownership, proof
 from leases.admin import answers, decisions, keeping, retry
-from leases.admin.filters import ErrorKindFilter, LastErrorKindFilter, QuietFilter
+from leases.admin.filters import ErrorKindFilter, LastErrorKindFilter, OpenUnlessAsked, QuietFilter
 from leases.admin.owed import of_subject, section
 from leases.admin.situation import CONDITIONS, OPEN, TONES, Situation, situation_of
 from leases.admin.stock import ViewOnly
@@ -33,7 +32,7 @@ def newest_attempts(obligation: Obligation) -> QuerySet[Attempt]:
     return obligation.attempts.order_by("-claimed_at")[:ATTEMPTS_SHOWN]
 
 
-class SituationFilter(admin.SimpleListFilter):
+class SituationFilter(OpenUnlessAsked):
     """Open rows unless asked otherwise: what is closed is history."""
 
     title = "situation"
@@ -50,17 +49,8 @@ class SituationFilter(admin.SimpleListFilter):
         ]
 
     @override
-    def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        for value, label in self.lookup_choices:
-            yield {
-                "selected": value == (self.value() or "open"),
-                "query_string": changelist.get_query_string({self.parameter_name: value}),
-                "display": label,
-            }
-
-    @override
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        match self.value() or "open":
+        match self.chosen:
             case "all":
                 return queryset
             case "closed":
