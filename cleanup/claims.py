@@ -62,6 +62,7 @@ class Claim:
     lease_id: UUID | None
     operation_id: UUID | None
     run_id: UUID | None
+    continuation_id: UUID | None
     installation_id: UUID | None
     wakes: int
     failures: int
@@ -100,10 +101,17 @@ class Claim:
 
     @property
     def run(self) -> UUID:
-        """The run of a startup (the same constraint)."""
+        """The run of a startup, or of a cancellation (the same constraint)."""
         if self.run_id is None:
             raise TypeError(f"a {self.kind} has no run")
         return self.run_id
+
+    @property
+    def continuation(self) -> UUID:
+        """The continuation whose run is to be started (the same constraint)."""
+        if self.continuation_id is None:
+            raise TypeError(f"a {self.kind} has no continuation")
+        return self.continuation_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +130,7 @@ ALL = Selection()
 
 _COLUMNS = f"""
     id, attempt_id, kind, company_id, coalesce(account_id, '{LANE}') AS account_id, lease_id, operation_id, run_id,
-    installation_id, wakes, failures, busy_count
+    continuation_id, installation_id, wakes, failures, busy_count
 """  # of the claim
 
 _LOCK_ACCOUNT = """

@@ -19,6 +19,16 @@ from leases.models import Lease, Obligation, ProviderAccount, Run
 from leases.waking import wake
 
 
+_WAITING = (
+    Obligation.Kind.SETTLE_ORPHAN,
+    Obligation.Kind.DISPOSE,
+    Obligation.Kind.START_CONTINUATION,
+    Obligation.Kind.CONFIRM_CANCEL,
+    Obligation.Kind.END_RECOVERY,
+)
+"""What waits for other rows, whose ends wake it."""
+
+
 def retry(
     *, company_id: UUID, run_id: UUID | None = None, lease_id: UUID | None = None, actor: str, reason: str
 ) -> int:
@@ -59,7 +69,7 @@ def retry_obligations(ids: Iterable[int], *, actor: str, reason: str) -> int:
     # Startups in a transaction of their own, and so what waits for them and for holds: the end of a teardown or a
     # recovery wakes its run's startup, and the end of a startup the settles of its run, whatever a retry has locked.
     startups = Q(kind=Obligation.Kind.STARTUP)
-    settles = Q(kind__in=[Obligation.Kind.SETTLE_ORPHAN, Obligation.Kind.DISPOSE])
+    settles = Q(kind__in=_WAITING)
     return sum(
         despite_deadlocks(lambda some=some: _ask(owed.filter(some), actor, reason))  # type: ignore[misc]
         for some in (~startups & ~settles, startups, settles)

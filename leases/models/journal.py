@@ -49,6 +49,14 @@ class Operation(models.Model):
     lease_uuid = models.UUIDField()
     lease = models.ForeignKey(Lease, null=True, blank=True, on_delete=models.PROTECT, related_name="operations")
     source = models.ForeignKey(Lease, null=True, blank=True, on_delete=models.PROTECT, related_name="starts")
+    recovery = models.ForeignKey(
+        "leases.Recovery",
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="operations",
+        help_text="The generation whose attempt a start is; empty: an acquire's.",
+    )
     state = models.CharField(max_length=10, choices=State.choices, default=State.PENDING)
     request_key = models.CharField(  # noqa: DJ001 - null where there is none, so that it can be unique
         max_length=200, null=True, blank=True, help_text="The caller's own name of its request: it is served once."
@@ -111,6 +119,9 @@ class Operation(models.Model):
                 condition=Q(kind="create", source__isnull=True)
                 | Q(kind="start", source__isnull=False) & ~Q(resource_id=""),
                 name="operation_start_names_its_sandbox",
+            ),
+            models.CheckConstraint(
+                condition=Q(recovery__isnull=True) | Q(kind="start"), name="operation_of_a_recovery_is_a_start"
             ),
             models.CheckConstraint(condition=~Q(account_identity=""), name="operation_names_its_account"),
             models.CheckConstraint(

@@ -90,6 +90,12 @@ class Lease(models.Model):
         null=True, blank=True, help_text="When a kept sandbox is destroyed; empty: when an operator decides."
     )
 
+    may_be_running_since = models.DateTimeField(
+        null=True,
+        blank=True,
+        help_text="Since when the sandbox of a proven end may run again: a restart of it was never answered.",
+    )
+
     acquired_at = models.DateTimeField(db_default=Now())
     released_at = models.DateTimeField(null=True, blank=True)
 

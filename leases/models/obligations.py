@@ -10,13 +10,35 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from leases.models.accounts import ProviderAccount
+from leases.models.continuation import Continuation
 from leases.models.journal import Operation
 from leases.models.lease import Lease
 from leases.models.tenancy import Company, Installation, Run
 
-_SUBJECTS = ("lease", "operation", "run", "installation", "probed_account")
-_OF_LEASE = ["teardown", "extend", "end_lease", "settle_orphan", "dispose", "end_fence", "verify_end"]
-_INNER = ["startup", "end_lease", "settle_orphan", "dispose", "end_fence", "watch_controllers"]
+_SUBJECTS = ("lease", "operation", "run", "continuation", "installation", "probed_account")
+_OF_LEASE = [
+    "teardown",
+    "extend",
+    "end_lease",
+    "settle_orphan",
+    "dispose",
+    "end_fence",
+    "verify_end",
+    "recover_workspace",
+    "end_recovery",
+    "watch_restart",
+]
+_INNER = [
+    "startup",
+    "end_lease",
+    "settle_orphan",
+    "dispose",
+    "end_fence",
+    "watch_controllers",
+    "end_recovery",
+    "start_continuation",
+    "confirm_cancel",
+]
 
 
 def _has_only(subject: str, **kind: Any) -> Q:
@@ -44,6 +66,11 @@ class Obligation(models.Model):
         END_FENCE = "end_fence", "keep what a controller fenced when it went down and did not save"
         VERIFY_END = "verify_end", "find proof of an end that was never proven"
         WATCH_CONTROLLERS = "watch_controllers", "interrupt the runs whose controllers are gone"
+        RECOVER_WORKSPACE = "recover_workspace", "reopen a stopped sandbox and save its files"
+        END_RECOVERY = "end_recovery", "end a recovery of files whose time is over"
+        WATCH_RESTART = "watch_restart", "see whether a sandbox runs whose restart was never answered"
+        START_CONTINUATION = "start_continuation", "start the run that continues a failed one"
+        CONFIRM_CANCEL = "confirm_cancel", "confirm a cancellation when the execution is proven ended"
 
     INNER = (
         Kind.STARTUP,
@@ -52,10 +79,19 @@ class Obligation(models.Model):
         Kind.DISPOSE,
         Kind.END_FENCE,
         Kind.WATCH_CONTROLLERS,
+        Kind.END_RECOVERY,
+        Kind.START_CONTINUATION,
+        Kind.CONFIRM_CANCEL,
     )
     """Kinds that call no provider. They share the built-in lane (no account), where no account's trouble holds them."""
 
-    STANDING = (Kind.DISPOSE, Kind.VERIFY_END, Kind.WATCH_CONTROLLERS)
+    STANDING = (
+        Kind.DISPOSE,
+        Kind.VERIFY_END,
+        Kind.WATCH_CONTROLLERS,
+        Kind.START_CONTINUATION,
+        Kind.CONFIRM_CANCEL,
+    )
     """Kinds that stand for long by their nature: their age alone escalates nothing."""
 
     class Verb(models.TextChoices):
@@ -113,6 +149,9 @@ class Obligation(models.Model):
         ProviderAccount, null=True, blank=True, on_delete=models.PROTECT, related_name="probes"
     )
     run = models.ForeignKey(Run, null=True, blank=True, on_delete=models.PROTECT, related_name="obligations")
+    continuation = models.ForeignKey(
+        Continuation, null=True, blank=True, on_delete=models.PROTECT, related_name="obligations"
+    )
     installation = models.ForeignKey(
         Installation, null=True, blank=True, on_delete=models.PROTECT, related_name="obligations"
     )
@@ -155,7 +194,8 @@ class Obligation(models.Model):
             models.CheckConstraint(
                 condition=_has_only("lease", kind__in=_OF_LEASE)
                 | _has_only("operation", kind__in=["recover_creation", "recover_start"])
-                | _has_only("run", kind="startup")
+                | _has_only("run", kind__in=["startup", "confirm_cancel"])
+                | _has_only("continuation", kind="start_continuation")
                 | _has_only("installation", kind="watch_controllers")
                 | _has_only("probed_account", kind="probe_account") & Q(probed_account=F("account")),
                 name="obligation_has_the_subject_of_its_kind",
@@ -223,6 +263,11 @@ class Obligation(models.Model):
                 fields=["run", "kind"],
                 condition=Q(closed_at__isnull=True, run__isnull=False),
                 name="obligation_is_one_per_run_and_kind",
+            ),
+            models.UniqueConstraint(
+                fields=["continuation", "kind"],
+                condition=Q(closed_at__isnull=True, continuation__isnull=False),
+                name="obligation_is_one_per_continuation_and_kind",
             ),
             models.UniqueConstraint(
                 fields=["installation", "kind"],

@@ -169,6 +169,21 @@ class Run(models.Model):
     company = models.ForeignKey(Company, on_delete=models.PROTECT)
     issue = models.ForeignKey(Issue, null=True, blank=True, on_delete=models.PROTECT)
     status = models.CharField(max_length=20, choices=Status.choices, default=Status.QUEUED)
+    agent = models.CharField(max_length=200, blank=True, help_text="Who works: the control plane's name of the agent.")
+    adapter = models.CharField(
+        max_length=50, blank=True, help_text="How the agent is run, as the control plane says; final once told."
+    )
+    continues = models.ForeignKey(
+        "self",
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="continued_by",
+        help_text="The failed run that this one goes on from.",
+    )
+    fresh_workspace = models.BooleanField(
+        default=False, help_text="It begins in a new sandbox, and gets none that another run left."
+    )
     controller_id = models.CharField(max_length=200, blank=True)
     controller_generation = models.PositiveIntegerField(default=0)
     controller_seconds = models.PositiveIntegerField(
@@ -182,6 +197,12 @@ class Run(models.Model):
     )
     cancel_acknowledged_at = models.DateTimeField(
         null=True, blank=True, help_text="When the control plane took note that a cancelled startup came to its end."
+    )
+    cancel_requested_at = models.DateTimeField(
+        null=True, blank=True, help_text="When the run's cancellation was asked for."
+    )
+    cancel_confirmed_at = models.DateTimeField(
+        null=True, blank=True, help_text="When the execution of the cancelled run was proven ended."
     )
     restore_failed_at = models.DateTimeField(
         null=True, blank=True, help_text="When a shutdown fence ended before the files were saved."
@@ -210,6 +231,10 @@ class Run(models.Model):
                 condition=Q(controller_expires_at__isnull=True)
                 | ~Q(controller_id="") & Q(controller_seconds__isnull=False),
                 name="run_hold_names_its_controller",
+            ),
+            models.CheckConstraint(
+                condition=Q(cancel_confirmed_at__isnull=True) | Q(cancel_requested_at__isnull=False),
+                name="run_cancellation_is_requested_first",
             ),
         ]
         indexes = [
