@@ -25,7 +25,16 @@ CONTENDED_DELAY = 30.0
 CONTENDED = "contended"
 """What that is called in a tally; in the history it is a hand-back like others."""
 
-_ANSWERS = frozenset({ErrorKind.NAME_TAKEN, ErrorKind.NOT_FOUND, ErrorKind.INVALID, ErrorKind.REFUSED})
+_ANSWERS = frozenset(
+    {
+        ErrorKind.NAME_TAKEN,
+        ErrorKind.NOT_FOUND,
+        ErrorKind.INVALID,
+        ErrorKind.REFUSED,
+        ErrorKind.DISK_FULL,
+        ErrorKind.MISSING_PATH,
+    }
+)
 """Failures that only an account that works can answer with. A timeout neither opens a circuit nor resets it."""
 
 

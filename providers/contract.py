@@ -1,6 +1,6 @@
 """The provider contract: what a provider is asked, what it may answer, and what the caller may conclude.
 
-An adapter is one class with nine methods, two more where the provider can do it, and a few flags. It never retries,
+An adapter is one class with nine methods, three more where the provider can do it, and a few flags. It never retries,
 never guesses, and never turns a missing answer into a good one: what it cannot tell, it raises as a `ProviderError` of
 a closed list of kinds. The rules of proof (`design` 2.3) rest on the promises in these docstrings;
 `providers/conformance.py` holds every adapter to
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -58,6 +58,12 @@ class ErrorKind(StrEnum):
     CANNOT_START = "cannot_start"
     """`start`: the provider says that this sandbox can never run again with its files. The one error of a start that
     permits replacing the sandbox; never raised on a guess."""
+    DISK_FULL = "disk_full"
+    """The sandbox's own disk is full, or its quota is used up, and the call failed for that. By the provider's own
+    words only. Says nothing about the account, and not that it is for ever: somebody may make room. Of a `create` it
+    proves nothing: what was allocated before the disk was full may exist."""
+    MISSING_PATH = "missing_path"
+    """`archive`: the sandbox runs, and has no directory of that name."""
     PROTOCOL = "protocol"
     """An answer that this adapter does not understand."""
     NOT_READY = "not_ready"
@@ -176,11 +182,14 @@ class Unknown:
     """The sandbox exists in a state from which neither running nor stopped follows (Daytona's `error`).
 
     `recoverable` says that `Provider.recover` may bring it back to running, where it can be stopped with its files.
+    `disk_full` says that the provider gives a full disk or a used-up quota as the reason: a start that was accepted and
+    led here failed for that.
     """
 
     resource: Resource
     reason: str = ""
     recoverable: bool = False
+    disk_full: bool = False
 
 
 def usable(resource: Resource) -> Resource:
@@ -266,6 +275,8 @@ class Capabilities:
     (`nothing_allocated`); one of any other kind never counts as proof."""
     idempotent_create: bool = False
     """A `create` repeated with the same name answers the same sandbox. Only the living attempt itself repeats one."""
+    archives: bool = False
+    """`archive` reads the files of a running sandbox. Without it, starting one to save its files is in vain."""
 
 
 class Schema(BaseModel):
@@ -343,7 +354,8 @@ class Provider(ABC, Generic[E, C]):
         """Start a stopped sandbox with its files. Starting a running one changes nothing.
 
         Returning means that the provider accepted it: `inspect` says when it runs. Raises `NOT_FOUND` for one that is
-        gone and `CANNOT_START` where the provider says that it can never run again.
+        gone, `CANNOT_START` where the provider says that it can never run again, and `DISK_FULL` where it could not
+        start because its disk is full or its quota used up.
         """
 
     @abstractmethod
@@ -390,6 +402,34 @@ class Provider(ABC, Generic[E, C]):
         that is gone.
         """
         raise ProviderError(ErrorKind.REFUSED, "this provider has no deadline to move")
+
+    def archive(self, resource_id: str, path: str, *, within: float) -> Generator[bytes, None, None]:  # noqa: ARG002
+        """Yield the directory `path` of a running sandbox, with all that is in it, as an uncompressed tar stream.
+
+        Member names are relative to `path` (`./a/b`); links are archived as links, never followed. Sockets, devices
+        and pipes may be left out. `path` is absolute, or relative to the directory in which commands start, as
+        `workspace` names it. Only where `Capabilities.archives`. Nothing in the sandbox is changed, and of its disk
+        no room is needed that grows with the archive.
+
+        A generator: nothing is asked before the first `next`, from which `within` counts, whoever is slow; whoever
+        does not read it to its end closes it, in the thread that read it. It ends without an error only where the
+        archive is whole; what was yielded before an error is worth nothing. Raises, while it is read: `NOT_FOUND` for
+        a sandbox that is gone, `REFUSED` for one that is not running or of which something could not be read,
+        `MISSING_PATH` where `path` is no directory, `DISK_FULL` where reading needed room and there was none,
+        `CONNECTION` or `PROTOCOL` where the stream broke off, and the errors of any call.
+        """
+        if not self.capabilities.archives:
+            raise ProviderError(ErrorKind.REFUSED, "this provider does not hand files over")
+        yield from ()
+
+    @classmethod
+    def workspace(cls, config: C) -> str:  # noqa: ARG003 - likewise
+        """Return the directory, as `archive` takes it, in which a sandbox of this configuration has its work.
+
+        `.` is the directory in which commands start. A configuration that was stored before there was a key for this
+        answers the provider's default.
+        """
+        return "."
 
     @classmethod
     def lifetime(cls, config: C) -> float | None:  # noqa: ARG003 - likewise

@@ -6,8 +6,10 @@ provider produces on demand (a lost reply, a hang, an answer out of order) are r
 
 from __future__ import annotations
 
+import io
+import tarfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar
@@ -40,14 +42,20 @@ class Endpoint(Schema):
 
 class Config(Schema):
     size: int = 1
+    workspace: str = "."
 
 
 @dataclass
 class Box:
-    """A sandbox. `hidden` ones are not to be found, and may run on all the same; `destroyed` ones are said to be so."""
+    """A sandbox. `hidden` ones are not to be found, and may run on all the same; `destroyed` ones are said to be so.
+
+    `files` is what an archive of it holds, by path relative to the directory in which commands start. A `full` one is
+    in an error for its full disk.
+    """
 
     resource: Resource
-    state: str = "running"  # running, stopped, suspended, busy, unknown, recoverable, hidden, destroyed
+    state: str = "running"  # running, stopped, suspended, busy, unknown, recoverable, full, hidden, destroyed
+    files: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass
@@ -55,7 +63,7 @@ class World:
     """One engine with its sandboxes, the calls it received, and hooks that run before (or instead of) a call.
 
     `hooks[name]` is called with the resource id or name and may raise; `after[name]` is called when the call has taken
-    effect and may raise too, which loses its reply.
+    effect and may raise too, which loses its reply. Of an archive, that is when all but its last piece was read.
     """
 
     identity: str = field(default_factory=lambda: f"world-{uuid4()}")
@@ -93,6 +101,7 @@ class RehearsalProvider(Provider[Endpoint, Config]):
         has_deadline=False,
         creation_window=60.0,
         proves_no_allocation=frozenset(ErrorKind),
+        archives=True,
     )
 
     @property
@@ -143,6 +152,8 @@ class RehearsalProvider(Provider[Endpoint, Config]):
                 return Busy(box.resource, "starting")
             case Box(state="unknown"):
                 return Unknown(box.resource, "error")
+            case Box(state="full"):
+                return Unknown(box.resource, "error: no space left on device", disk_full=True)
             case Box(state="recoverable"):
                 return Unknown(box.resource, "error", recoverable=True)
             case _:
@@ -169,6 +180,24 @@ class RehearsalProvider(Provider[Endpoint, Config]):
         self._box("recover", resource_id).state = "running"
         self._done("recover", resource_id)
 
+    def archive(self, resource_id: str, path: str, *, within: float) -> Generator[bytes, None, None]:
+        box = self._box("archive", resource_id)
+        if box.state != "running":
+            raise ProviderError(ErrorKind.REFUSED, f"the sandbox is {box.state}")
+        directory = "" if path == "." else f"{path}/"
+        inside = {name.removeprefix(directory): data for name, data in box.files.items() if name.startswith(directory)}
+        if directory and not inside:
+            raise ProviderError(ErrorKind.MISSING_PATH, f"no directory {path}")
+        packed = _tar(inside)
+        for start in range(0, len(packed) - PIECE, PIECE):
+            yield packed[start : start + PIECE]
+        self._done("archive", resource_id)
+        yield packed[-PIECE:]
+
+    @classmethod
+    def workspace(cls, config: Config) -> str:
+        return config.workspace
+
     def list(self, marks: Mapping[str, str], *, within: float) -> Listing:
         world = self._call("list", "")
         ours = [b.resource for b in world.boxes.values() if marks.items() <= dict(b.resource.marks).items()]
@@ -179,6 +208,21 @@ class RehearsalProvider(Provider[Endpoint, Config]):
         if box is None:
             raise ProviderError(ErrorKind.NOT_FOUND)
         return box
+
+
+PIECE = 4096
+
+
+def _tar(files: Mapping[str, bytes]) -> bytes:
+    """Pack files, named as the contract demands. Its length is a whole number of pieces, as tar's records are."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, data in sorted(files.items()):
+            member = tarfile.TarInfo(f"./{name}")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    padding = -len(packed.getvalue()) % PIECE
+    return packed.getvalue() + bytes(padding)
 
 
 class LimitedConfig(Config):
