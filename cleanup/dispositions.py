@@ -121,6 +121,7 @@ def _failed(claim: Claim, failure: work.Failed, random: Random) -> Written:
         claim,
         Kind.FAILED,
         delay=min(backoff.cooldown(claim.failures + 1, random), backoff.longest(claim.kind)),
+        until=failure.until,
         failed=True,
         error_kind=failure.kind,
         excerpt=failure.excerpt,

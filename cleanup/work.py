@@ -102,6 +102,8 @@ class Failed:
     retry_after: float | None = None
     about_account: bool = False
     """It moves the account's circuit: an error of those kinds, or a call about the account that was not answered."""
+    until: datetime | None = None
+    """When it is tried again, where its kind has a policy of its own; None: after the cooldown of all others."""
 
 
 @dataclass(frozen=True, slots=True)

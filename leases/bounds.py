@@ -40,6 +40,11 @@ RESUME = 60.0
 """For how long the start of a stopped sandbox is tried (domain 6.1, 11.3); the pauses in between follow."""
 RESUME_FIRST_PAUSE, RESUME_LONGEST_PAUSE = 0.25, 5.0
 
+SAVE = min(settings.PAPERCLIP_SAVE_SECONDS, settings.PAPERCLIP_PROTECTION_SECONDS / 2)
+"""For how long the files of one sandbox are read and written away at most."""
+SAVING = SAVE + LONGEST_CALL + CREATE_MARGIN
+"""How long the stop of a restarted sandbox waits for the saving of its files, whoever is heard of no more."""
+
 START_OVER = RESUME + START + CREATE_MARGIN
 """Seconds after the journal of a start by which no call of it can be under way any more: the last is sent within its
 patience, and bounded."""

@@ -98,7 +98,7 @@ CONDITIONS: tuple[Condition, ...] = (
         "an attempt is at work on it",
         "CASE WHEN l.state <> 'pending_cleanup' THEN (SELECT max(o.due_at) FROM leases_obligation o"
         " WHERE o.lease_id = l.id AND o.attempt_id IS NOT NULL AND o.due_at > now()"
-        " AND o.kind NOT IN ('dispose', 'settle_orphan')) END",
+        " AND o.kind NOT IN ('dispose', 'settle_orphan', 'end_recovery')) END",
     ),
     Condition(
         "being_started",
@@ -108,6 +108,12 @@ CONDITIONS: tuple[Condition, ...] = (
             "EXISTS (SELECT 1 FROM leases_operation op WHERE op.account_id = l.account_id"
             " AND op.resource_id = l.resource_id AND op.kind = 'start' AND op.state = 'pending')"
         ),
+    ),
+    Condition(
+        "recovering",
+        _ALWAYS,
+        "its files are being recovered",
+        _if("EXISTS (SELECT 1 FROM leases_recovery y WHERE y.lease_id = l.id AND y.state = 'running')"),
     ),
     Condition(
         OTHER_LEASE,

@@ -19,7 +19,7 @@ from leases import arguments, bounds, controllers
 from leases.clock import database_now
 from leases.controllers import Controller
 from leases.errors import AcquireRefused
-from leases.models import Environment, Installation, Lease, Operation, Run
+from leases.models import Environment, Installation, Lease, Operation, Recovery, Run
 from leases.models.environments import Policy
 from providers.contract import MARK_INSTALLATION, MARK_PREFIX
 from providers.registry import AnyProvider, ProviderUnavailable, load
@@ -149,6 +149,40 @@ def start(planned: Operation, source: Lease, start_id: UUID) -> Operation:
             "marks": created.marks,
             "binding": created.binding,
         }
+    )
+
+
+def restart(source: Lease, recovery: Recovery) -> Operation:
+    """Return the unsaved operation with which a recovery starts the stopped sandbox of `source`, by its own record."""
+    created = Operation.objects.get(account_id=source.account_id, kind=Operation.Kind.CREATE, name=source.resource_name)
+    return Operation(
+        kind=Operation.Kind.START,
+        recovery=recovery,
+        company_id=source.company_id,
+        account_id=source.account_id,
+        environment_uuid=source.environment_id or created.environment_uuid,
+        run_uuid=source.run_id,
+        lease_uuid=source.pk,
+        source=source,
+        name=source.resource_name,
+        marks=created.marks,
+        provider=source.provider,
+        endpoint=source.endpoint,
+        credential_uuid=source.credential_uuid,
+        credential_reference=source.credential_reference,
+        credential_digest=created.credential_digest,
+        account_identity=source.account_identity,
+        config=source.config,
+        policy=source.policy,
+        drain_seconds=source.drain_seconds,
+        reuse_idle_for=source.reuse_idle_for,
+        retain_for=source.retain_for,
+        hourly_price=source.hourly_price,
+        finds_by_name=created.finds_by_name,
+        creation_window=created.creation_window,
+        proves_no_allocation=created.proves_no_allocation,
+        binding=created.binding,
+        resource_id=source.resource_id,
     )
 
 

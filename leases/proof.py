@@ -14,11 +14,20 @@ from leases.models import Lease, Obligation, Operation, Receipt
 
 def receipts(lease: Lease) -> QuerySet[Receipt]:
     """Return the receipts that prove, as of now, that execution in this lease's epoch ended."""
+    return _receipts(lease, Q())
+
+
+def receipts_but_for(lease: Lease, start: Operation) -> QuerySet[Receipt]:
+    """Return the receipts that would prove it, were it known that this pending start was not done."""
+    return _receipts(lease, ~Q(pk=start.pk))
+
+
+def _receipts(lease: Lease, which: Q) -> QuerySet[Receipt]:
     unknown = Q(state=Operation.State.PENDING) | Q(
         state=Operation.State.UNVERIFIED, resolved_at__gte=OuterRef("confirmed_at")
     )
     starting = Operation.objects.filter(
-        unknown,
+        unknown & which,
         kind=Operation.Kind.START,
         account_id=OuterRef("account_id"),
         resource_id=OuterRef("resource_id"),

@@ -18,7 +18,6 @@ from leases.errors import LeaseError, NotFound
 from leases.models import Lease, Obligation, ProviderAccount, Run
 from leases.waking import wake
 
-
 _WAITING = (
     Obligation.Kind.SETTLE_ORPHAN,
     Obligation.Kind.DISPOSE,

@@ -21,7 +21,7 @@ from leases import audit, bounds, companies, fencing, holds, journal, proof, sta
 from leases.connections import persistently
 from leases.demands import Demand, Verb
 from leases.errors import AcquireRejected, ResumeFailed
-from leases.models import Attempt, BridgeActivity, Lease, Obligation, Operation
+from leases.models import Attempt, BridgeActivity, Lease, Obligation, Operation, Recovery, Run
 from leases.patience import TRANSIENT, Patience
 from leases.planning import Request
 from providers.contract import Busy, ErrorKind, Gone, ProviderError, Resource, Running, Sighting, Stopped
@@ -32,6 +32,11 @@ MISMATCH = "lease_fingerprint_mismatch"
 
 _MAY_BE_DONE = frozenset({ErrorKind.CONNECTION, ErrorKind.TIMEOUT, ErrorKind.SERVER, ErrorKind.PROTOCOL})
 """Failures of a start after which the provider may do all the same what it was asked for."""
+
+
+def may_be_done(error: ProviderError) -> bool:
+    """Return whether the provider may have done, or may still do, the start that failed like this."""
+    return error.kind in _MAY_BE_DONE
 
 
 class CannotResume(Exception):
@@ -54,7 +59,7 @@ class _Calls:
         try:
             provider.start(resource_id, within=bounds.START)
         except ProviderError as error:
-            if error.kind not in _MAY_BE_DONE:
+            if not may_be_done(error):
                 self.sent -= 1
             raise
 
@@ -79,13 +84,15 @@ def choose(planned: Operation, *, actor: str) -> Lease | None:
     )
     fitting = None
     for lease in sorted(kept, key=lambda lease: lease.released_at or lease.acquired_at, reverse=True):
-        if _is_starting(lease) or fencing.of(lease) is not None or holds.of(lease).is_held_explicitly:
+        if is_starting(lease) or fencing.of(lease) is not None or holds.of(lease).is_held_explicitly:
             continue  # who holds it on purpose needs its files as they are
+        if _is_recovered(lease, planned):
+            continue
         if lease.fingerprint != planned.fingerprint or lease.account_id != planned.account_id:
             transitions.reopen(lease, Demand(Verb.DELETE), reason=MISMATCH, actor=actor)
         elif fitting is None and proof.is_proven_ended(lease):
             fitting = lease
-    if fitting is not None and _is_disturbed(fitting):
+    if fitting is not None and is_disturbed(fitting):
         raise Disturbed
     return fitting
 
@@ -214,7 +221,8 @@ def stop_again(operation: Operation, source: Lease, resource: Resource | None, *
     """
     transitions.refuse_operation(operation)
     transitions.reopen(source, Demand(Verb.STOP_ONLY), reason=reason, actor=actor, started=resource)
-    startup.owe(operation)
+    if operation.recovery_id is None:
+        startup.owe(operation)
 
 
 def _attach(
@@ -244,24 +252,26 @@ def _attach(
             # Also what an operator had given up: it is seen running, so its stop is owed again.
             stop_again(locked, source, resource, reason="acquire_rejected", actor=actor)
         else:
-            _stop_what_runs(locked, source, resource, actor)
+            stop_what_runs(locked, source, resource, actor)
     raise AcquireRejected(
         f"the sandbox may not be used again: {problem}; it is being stopped, and kept",
         code=problem.code,
     )
 
 
-def _stop_what_runs(operation: Operation, source: Lease, resource: Resource, actor: str) -> None:
+def stop_what_runs(operation: Operation, source: Lease, resource: Resource, actor: str) -> None:
     """Own the end of a sandbox that was seen running when its start had been settled without its caller. Both locked.
 
     That its caller is late says nothing about when it was started: so the epoch rises, whatever was proven since
     (design 4). One that another run uses or starts by now is that run's; one that was given to nobody is stopped.
     """
-    if operation.state == Operation.State.ATTACHED or operation.lease_id is not None or _is_starting(source):
+    if operation.state == Operation.State.ATTACHED or operation.lease_id is not None or is_starting(source):
         return
-    if source.state == Lease.State.RELEASED:
-        transitions.reopen(source, Demand(Verb.STOP_ONLY), reason="acquire_rejected", actor=actor, started=resource)
-        startup.owe(operation)
+    if source.state in Lease.KEPT:
+        reason = "acquire_rejected" if operation.recovery_id is None else "workspace_recovery"
+        transitions.reopen(source, Demand(Verb.STOP_ONLY), reason=reason, actor=actor, started=resource)
+        if operation.recovery_id is None:
+            startup.owe(operation)
     elif source.state == Lease.State.PENDING_CLEANUP:
         transitions.sighted_running(source, resource, actor=actor)
 
@@ -291,7 +301,7 @@ def _demand_for(reason: str) -> Demand:
     return Demand(Verb.STOP_OR_DELETE if reason == "not_found" else Verb.DELETE)
 
 
-def _is_starting(lease: Lease) -> bool:
+def is_starting(lease: Lease) -> bool:
     return Operation.objects.filter(
         kind=Operation.Kind.START,
         state=Operation.State.PENDING,
@@ -300,13 +310,29 @@ def _is_starting(lease: Lease) -> bool:
     ).exists()
 
 
-def _is_disturbed(lease: Lease) -> bool:
-    """An attempt holds an obligation on this sandbox, or lost it less than one call bound ago (design 2.2).
+def _is_recovered(lease: Lease, planned: Operation) -> bool:
+    """Return whether a recovery has its files, or found that it cannot run: nobody gets it, and nothing is repeated.
+
+    A run that begins in a fresh workspace gets none that another run left.
+    """
+    last = lease.recoveries.order_by("-generation").first()
+    if last is not None and last.state != Recovery.State.COMPLETE:
+        return True
+    if lease.run_id is not None and lease.run_id == planned.run_uuid:
+        return False
+    return Run.objects.filter(pk=planned.run_uuid, fresh_workspace=True).exists()
+
+
+def is_disturbed(lease: Lease, *, but: UUID | None = None) -> bool:
+    """An attempt other than `but` holds an obligation on this sandbox, or lost it less than a call bound ago (design).
 
     Or work that was admitted into it has no end yet, and could go on writing under the sandbox that is started (S-125).
     """
     of_sandbox = Q(lease__account_id=lease.account_id, lease__resource_id=lease.resource_id)
-    held = Obligation.objects.filter(of_sandbox, attempt_id__isnull=False, due_at__gt=Now())
+    calling = ~Q(kind__in=Obligation.INNER)
+    held = Obligation.objects.filter(of_sandbox, calling, attempt_id__isnull=False, due_at__gt=Now())
+    if but is not None:
+        held = held.exclude(attempt_id=but)
     late = Attempt.objects.filter(
         obligation__lease__account_id=lease.account_id,
         obligation__lease__resource_id=lease.resource_id,

@@ -34,6 +34,7 @@ TABLE: tuple[tuple[str, str, str], ...] = (
     ("released", "expired", "succeed"),
     ("released", "active", "resume"),
     ("released", "pending_cleanup", "reopen"),
+    ("retained", "pending_cleanup", "reopen"),
     ("active", "pending_cleanup", "begin_teardown"),
     ("pending_cleanup", "released", "settle"),
     ("pending_cleanup", "retained", "settle"),
@@ -99,6 +100,7 @@ def resume(operation: Operation, lease: Lease, resource: Resource, *, expires_at
             "expires_at",
             "epoch",
             "started_as_of",
+            "may_be_running_since",
         ]
     )
     _hand_over(operation, lease)
@@ -122,7 +124,8 @@ def succeed(
     deadlines.close_for(predecessor)
     predecessor.state, predecessor.successor = State.EXPIRED, lease
     predecessor.expires_at = predecessor.kept_until = None
-    predecessor.save(update_fields=["state", "successor", "expires_at", "kept_until"])
+    runs_no_more(predecessor)
+    predecessor.save(update_fields=["state", "successor", "expires_at", "kept_until", "may_be_running_since"])
     _resolve(predecessor)
     _hand_over(operation, lease)
     deadlines.open_for(lease)
@@ -139,17 +142,17 @@ def succeed(
 
 
 def reopen(lease: Lease, demand: Demand, *, reason: str, actor: str, started: Resource | None = None) -> Obligation:
-    """Released -> pending_cleanup: the kept sandbox is to be stopped again, or destroyed. The lease is locked.
+    """Released or retained -> pending_cleanup: the kept sandbox is to be stopped again, or destroyed. It is locked.
 
     The epoch rises: it may run, or be gone, so that only what is seen from now on proves its end. `started` is what was
     seen of it running, if it was.
     """
-    _require(lease, State.RELEASED)
+    _require(lease, State.RELEASED, State.RETAINED)
     deadlines.close_for(lease)
     lease.state, lease.reason, lease.kept_until = State.PENDING_CLEANUP, reason, None
     _start(lease, started)
-    lease.save(update_fields=["state", "reason", "kept_until", "epoch", "started_as_of"])
-    obligation = _owe_teardown(lease, demand, due_at=None)
+    lease.save(update_fields=["state", "reason", "kept_until", "epoch", "started_as_of", "may_be_running_since"])
+    obligation = _owe_teardown(lease, demand, due_at=demand.drain_until)
     audit.record(
         "lease.reopened",
         lease,
@@ -169,7 +172,7 @@ def sighted_running(lease: Lease, resource: Resource, *, actor: str) -> None:
     """
     _require(lease, State.PENDING_CLEANUP)
     _start(lease, resource)
-    lease.save(update_fields=["epoch", "started_as_of"])
+    lease.save(update_fields=["epoch", "started_as_of", "may_be_running_since"])
     owed = _open_teardown(lease)
     Obligation.objects.filter(pk=owed.pk).update(absent_since=None)
     wake(owed.pk)
@@ -265,7 +268,7 @@ def owe_again(lease: Lease, *, reason: str, actor: str) -> Obligation:
         raise ValueError(f"the sandbox of lease {lease.pk} is its successor's")
     lease.state, lease.policy, lease.scope, lease.reason = State.PENDING_CLEANUP, Policy.EPHEMERAL, "", reason
     _start(lease, None)
-    lease.save(update_fields=["state", "policy", "scope", "reason", "epoch"])
+    lease.save(update_fields=["state", "policy", "scope", "reason", "epoch", "may_be_running_since"])
     verb = _end_verification(lease) or Obligation.Verb.DELETE
     obligation = _owe_teardown(lease, Demand(verb), due_at=None)
     audit.record(
@@ -403,7 +406,9 @@ def settle(lease: Lease, obligation: Obligation, receipt: Receipt) -> None:
     lease.state = settled_state(receipt.evidence, policy=lease.policy, outcome=lease.outcome)
     lease.files_lost = obligation.verb == Obligation.Verb.STOP_ONLY and receipt.evidence != Evidence.STOPPED
     lease.kept_until = kept_until(lease, obligation) if lease.state in Lease.KEPT else None
-    lease.save(update_fields=["state", "files_lost", "kept_until"])
+    if receipt.evidence != Evidence.STOPPED:
+        runs_no_more(lease)
+    lease.save(update_fields=["state", "files_lost", "kept_until", "may_be_running_since"])
     close(obligation, Obligation.ClosedAs.PROVEN)
     if lease.state != State.RELEASED:
         _resolve(lease)
@@ -500,7 +505,7 @@ def reopen_history(
     lease.state, lease.reason = State.PENDING_CLEANUP, reason
     if started is not None:
         _start(lease, started)
-    lease.save(update_fields=["state", "reason", "epoch", "started_as_of"])
+    lease.save(update_fields=["state", "reason", "epoch", "started_as_of", "may_be_running_since"])
     close(obligation, Obligation.ClosedAs.HANDED_OVER)
     owed = _owe_teardown(lease, Demand(Obligation.Verb(obligation.verb)), due_at=None)
     audit.record(
@@ -550,7 +555,8 @@ def disown(lease: Lease, *, actor: str, reason: str) -> None:
     if before != State.PENDING_CLEANUP:
         _owe_teardown(lease, Demand(Obligation.Verb.STOP_ONLY), due_at=None)
     lease.state, lease.reason, lease.kept_until = State.FAILED, "cloned", None
-    lease.save(update_fields=["state", "outcome", "reason", "released_at", "kept_until"])
+    runs_no_more(lease, Obligation.ClosedAs.DISOWNED)
+    lease.save(update_fields=["state", "outcome", "reason", "released_at", "kept_until", "may_be_running_since"])
     close_disowned(Obligation.objects.filter(lease=lease))
     _resolve(lease)
     audit.record("lease.disowned", lease, company_id=lease.company_id, actor=actor, reason=reason, state_before=before)
@@ -567,14 +573,14 @@ def close_disowned(obligations: QuerySet[Obligation]) -> int:
     """Lock and close what is open of these; returns how many. An attempt at one has lost its row."""
     rows = list(obligations.filter(closed_at__isnull=True).order_by("pk").select_for_update(no_key=True, of=("self",)))
     for row in rows:
-        _end_attempt(row, Attempt.Outcome.SUPERSEDED)
+        end_attempt(row, Attempt.Outcome.SUPERSEDED)
         close(row, Obligation.ClosedAs.DISOWNED)
     return len(rows)
 
 
 def close_unverified(obligation: Obligation) -> None:
     """Close a locked obligation without proof. An attempt that lost its protection over it has lost its row."""
-    _end_attempt(obligation, Attempt.Outcome.SUPERSEDED)
+    end_attempt(obligation, Attempt.Outcome.SUPERSEDED)
     close(obligation, Obligation.ClosedAs.UNVERIFIED)
 
 
@@ -669,14 +675,55 @@ def _end_verification(lease: Lease) -> Obligation.Verb | None:
     )
     if row is None:
         return None
-    _end_attempt(row, Attempt.Outcome.HANDED_OVER)
+    end_attempt(row, Attempt.Outcome.HANDED_OVER)
     close(row, Obligation.ClosedAs.HANDED_OVER)
     return Obligation.Verb(row.verb) if row.verb else None
 
 
+def may_be_running(lease: Lease) -> None:
+    """Released or retained stays: a restart of the sandbox was never answered, so that it may run. Somebody watches it.
+
+    The earlier receipt proves that the old execution ended, and goes on to: what may run now is none of it. The lease
+    is locked.
+    """
+    _require(lease, State.RELEASED, State.RETAINED)
+    if lease.may_be_running_since is not None:
+        return
+    lease.may_be_running_since = database_now()
+    lease.save(update_fields=["may_be_running_since"])
+    Obligation.objects.create(
+        company_id=lease.company_id,
+        kind=Obligation.Kind.WATCH_RESTART,
+        account_id=lease.account_id,
+        lease=lease,
+        due_at=Now(),
+    )
+    audit.record("lease.may_be_running", lease, company_id=lease.company_id, epoch=lease.epoch)
+
+
+def runs_no_more(lease: Lease, closed_as: Obligation.ClosedAs = Obligation.ClosedAs.HANDED_OVER) -> None:
+    """Watch a locked lease's sandbox no more: it was seen stopped, is gone, or its end is owed to another row.
+
+    The caller saves `may_be_running_since`.
+    """
+    if lease.may_be_running_since is None:
+        return
+    lease.may_be_running_since = None
+    rows = Obligation.objects.select_for_update(no_key=True).filter(
+        lease=lease, kind=Obligation.Kind.WATCH_RESTART, closed_at__isnull=True
+    )
+    for row in rows:
+        end_attempt(row, Attempt.Outcome.HANDED_OVER)
+        close(row, closed_as)
+
+
 def _start(lease: Lease, resource: Resource | None) -> None:
-    """Count a start; what the provider said before it is out of date from now on."""
+    """Count a start; what the provider said before it is out of date from now on.
+
+    The caller saves `may_be_running_since` as well: that it may run is over where it is known to have been started.
+    """
     lease.epoch += 1
+    runs_no_more(lease)
     if resource is not None and resource.as_of is not None:
         lease.started_as_of = max(resource.as_of, lease.started_as_of or resource.as_of)
 
@@ -703,7 +750,7 @@ def _end_recovery(operation: Operation, closed_as: Obligation.ClosedAs) -> None:
     )
     if recovery is None:
         return
-    _end_attempt(recovery, Attempt.Outcome.HANDED_OVER)
+    end_attempt(recovery, Attempt.Outcome.HANDED_OVER)
     close(recovery, closed_as)
 
 
@@ -714,7 +761,7 @@ def _open_teardown(lease: Lease) -> Obligation:
     )
 
 
-def _end_attempt(obligation: Obligation, outcome: Attempt.Outcome) -> None:
+def end_attempt(obligation: Obligation, outcome: Attempt.Outcome) -> None:
     """End the attempt that holds a locked obligation, if one does: the row is closed over it."""
     if obligation.attempt_id is not None:
         Attempt.objects.filter(pk=obligation.attempt_id, finished_at__isnull=True).update(

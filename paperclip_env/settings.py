@@ -263,6 +263,8 @@ PAPERCLIP_CALLS_IN_FLIGHT = _whole_number("PAPERCLIP_CALLS_IN_FLIGHT", 200, leas
 # The longest bound on a worker's provider call, in seconds; the shorter bounds of single calls stay. How long a claimed
 # row is left to a worker that is not heard of any more must exceed it by far (`manage.py check` compares them).
 PAPERCLIP_CALL_SECONDS = _whole_number("PAPERCLIP_CALL_SECONDS", 60, least=5)
+# For how long the files of one sandbox may be read and written away, in seconds.
+PAPERCLIP_SAVE_SECONDS = _whole_number("PAPERCLIP_SAVE_SECONDS", 300, least=5)
 PAPERCLIP_PROTECTION_SECONDS = _whole_number("PAPERCLIP_PROTECTION_SECONDS", 900, least=10)
 
 # Where the beat keeps what has to survive this database: how far it had been written (`cleanup.outside`). A directory

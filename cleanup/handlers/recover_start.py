@@ -1,9 +1,11 @@
 """Recovery of a start nobody answered for: look at the sandbox, and let what is seen decide.
 
-It only looks, and never repeats the start. Seen running, the start was done: the epoch rises and the sandbox is stopped
-again, its files kept. Seen stopped when no call of the start can be under way any more, the start is withdrawn, and the
-receipt from before it is proof again (design 4, *Epochs*); never a receipt of a suspension, since resuming goes on with
-the old processes. The attach of a living caller and this exclude each other by the locks of lease and operation.
+It never repeats the start, and only looks, but for a recovery of files whose attempt died: what is then seen neither to
+run nor to be stopped is stopped first, as that attempt would have done (domain 9.2). Seen running, the start was done:
+the epoch rises and the sandbox is stopped again, its files kept. Seen stopped when no call of the start can be under
+way any more, the start is withdrawn, and the receipt from before it is proof again (design 4, *Epochs*); never a
+receipt of a suspension, since resuming goes on with the old processes. The attach of a living caller and this exclude
+each other by the locks of lease and operation.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import F
 
-from cleanup import backoff
+from cleanup import backoff, evidence, sightings
 from cleanup.claims import Claim, fenced, finish_attempt
 from cleanup.work import (
     Call,
@@ -29,10 +31,11 @@ from cleanup.work import (
     identify,
     is_foreign,
 )
-from leases import audit, bounds, journal, reuse, transitions
+from leases import audit, bounds, journal, recovering, reuse
 from leases.models import Attempt, Lease, Obligation, Operation, Receipt
 from leases.planning import MARK_OPERATION
-from providers.contract import Busy, ErrorKind, Gone, ProviderError, Resource, Running, Stopped
+from providers.contract import Busy, ErrorKind, Gone, ProviderError, Resource, Running, Sighting, Stopped
+from providers.registry import AnyProvider
 
 
 def recover_start(claim: Claim, context: Context) -> Generator[Call, Any, Outcome]:
@@ -62,25 +65,54 @@ def recover_start(claim: Claim, context: Context) -> Generator[Call, Any, Outcom
             Operation.objects.filter(pk=operation.pk).update(looks=F("looks") + 1)
             return NotSeen(backoff.busy(operation.looks + 1, Random()))  # noqa: S311 - jitter
         case Stopped():
-            return _withdraw(claim)
-        case _:
+            return _withdraw(claim, sighting)
+        case _ if operation.recovery_id is None:
             return _stop_again(claim, None, reason="start_unclear")
+        case _ if not calls_were_over:
+            return NotSeen(backoff.busy(1, Random()))  # noqa: S311 - jitter
+        case _:
+            return (yield from _stop_unclear(claim, context, provider, resource_id))
 
 
-def _withdraw(claim: Claim) -> Outcome:
+def _withdraw(claim: Claim, sighting: Sighting | None, *, may_run: bool = False) -> Outcome:
+    """The start was not done, or nobody can tell: the receipt from before it is proof again, where it still is one."""
     with transaction.atomic():
         locked = _locked(claim)
         if locked is None:
             return Done(proven=False)
         source, operation = locked
-        receipts = source.receipts.filter(epoch=source.epoch)
-        if not receipts.exclude(ended=Receipt.Ended.SUSPENDED).exists():
-            reuse.stop_again(operation, source, None, reason="start_recovered", actor=audit.SYSTEM)
-        else:
-            transitions.refuse_operation(operation)
-            audit.record("operation.withdrawn", operation, company_id=operation.company_id, lease=str(source.pk))
         finish_attempt(claim, Attempt.Outcome.PROVEN)
+        if operation.recovery_id is not None and isinstance(sighting, Stopped):
+            evidence.record(claim, source, Receipt.Evidence.STOPPED, epoch=source.epoch, ended=sighting.ended)
+        recovering.withdraw(source, operation, may_run=may_run, reason="start_recovered")
     return Done(proven=True)
+
+
+def _stop_unclear(
+    claim: Claim, context: Context, provider: AnyProvider, resource_id: str
+) -> Generator[Call, Any, Outcome]:
+    """Stop what a recovery of files started, and nobody can tell whether it runs; then settle what is seen of it."""
+    at = context.clock()
+    with transaction.atomic():
+        source, operation = journal.locked_start(Operation(pk=claim.operation))
+        row = fenced(claim)
+        if operation.state != Operation.State.PENDING or row is None:
+            return Done(proven=False)
+        evidence.note(claim, row, "stop", epoch=source.epoch)
+    claim.renewed_at = max(claim.renewed_at, at)
+
+    def stop() -> None:
+        provider.stop(resource_id, grace=bounds.STOP_GRACE, within=bounds.STOP)
+
+    sighting: Sighting | None = None
+    try:
+        yield Call("stop", stop, bounds.STOP, changes=True)
+        sighting = sightings.about(source, (yield sightings.inspect(provider, source)))
+    except ProviderError:
+        sighting = None  # it was not stopped, or not seen to be: the earlier receipt stands, and somebody watches
+    if isinstance(sighting, Running):
+        return _stop_again(claim, sighting.resource, reason="start_recovered")
+    return _withdraw(claim, sighting, may_run=not isinstance(sighting, Stopped))
 
 
 def _stop_again(claim: Claim, resource: Resource | None, *, reason: str) -> Outcome:
