@@ -14,8 +14,8 @@ COPY . .
 # The static files are part of the image; the settings for this step lead nowhere and stay out of it.
 RUN python -m compileall -q /app && \
     DJANGO_SETTINGS_MODULE=paperclip_env.settings_static python manage.py collectstatic --noinput --verbosity 0
-# What the beat keeps outside the database; compose.yaml mounts a volume there.
-RUN install -d -o 10001 -g 10001 /state
+# What the beat keeps outside the database, and saved workspaces; compose.yaml mounts volumes there.
+RUN install -d -o 10001 -g 10001 /state && install -d -m 700 -o 10001 -g 10001 /archives
 USER 10001
 EXPOSE 8000
 CMD ["gunicorn", "paperclip_env.wsgi", "--bind", "0.0.0.0:8000", "--worker-class", "gthread", "--workers", "2", \

@@ -25,6 +25,7 @@ def _prepare() -> str | None:
     state = tempfile.mkdtemp(prefix="paperclip-env-state-")
     atexit.register(shutil.rmtree, state, ignore_errors=True)
     os.environ["PAPERCLIP_STATE_DIR"] = state
+    os.environ["PAPERCLIP_ARCHIVE_DIR"] = str(Path(state) / "archives")
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     broker = urlsplit(os.environ["CELERY_BROKER_URL"])
     if worker.startswith("gw") and broker.scheme in {"redis", "rediss"}:
@@ -40,7 +41,7 @@ if _missing := _prepare():
 
 
 def pytest_configure() -> None:
-    """Give the settings the same broker, and the same place for the beat's state.
+    """Give the settings the same broker, and the same places for the beat's state and for archives.
 
     pytest-django has read them before this file where DJANGO_SETTINGS_MODULE was in the environment already, as it is
     in every parallel process.
@@ -49,3 +50,5 @@ def pytest_configure() -> None:
 
     settings.CELERY_BROKER_URL = os.environ["CELERY_BROKER_URL"]
     settings.PAPERCLIP_STATE_DIR = Path(os.environ["PAPERCLIP_STATE_DIR"])
+    settings.PAPERCLIP_ARCHIVE_DIR = Path(os.environ["PAPERCLIP_ARCHIVE_DIR"])
+    settings.STORAGES["workspace_archives"]["OPTIONS"]["location"] = os.environ["PAPERCLIP_ARCHIVE_DIR"]

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from leases.acquisition import acquire
+    from leases.archives import offered as offered_archives
+    from leases.archives import open_archive
     from leases.archiving import archive_credential, delete_credential
     from leases.bridging import bridge
     from leases.closing import close_company
@@ -35,12 +37,17 @@ __all__ = [
     "fence",
     "give_up_control",
     "go_down",
+    "offered_archives",
+    "open_archive",
     "release",
     "renew",
     "retry",
     "stop",
     "take_control",
 ]
+
+_NAMED = {"offered_archives": "offered"}
+"""Names that say more here than they have to at home."""
 
 _HOMES = {
     "acknowledge_cancellation": "leases.controllers",
@@ -53,6 +60,8 @@ _HOMES = {
     "fence": "leases.fencing",
     "give_up_control": "leases.controllers",
     "go_down": "leases.fencing",
+    "offered_archives": "leases.archives",
+    "open_archive": "leases.archives",
     "release": "leases.releasing",
     "renew": "leases.controllers",
     "retry": "leases.retrying",
@@ -63,5 +72,5 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        return getattr(import_module(_HOMES[name]), _NAMED.get(name, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

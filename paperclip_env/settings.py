@@ -5,6 +5,7 @@ when something needed is missing. `compose.yaml` lists the variables of a deploy
 for the embedded servers.
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,17 @@ def _switch(name: str, *, default: bool) -> bool:
     if text:
         raise ImproperlyConfigured(f"{name} must be one of 1, 0, true, false, yes, no, on, off; not {text!r}.")
     return default
+
+
+def _json_object(name: str) -> dict[str, Any]:
+    text: str = env.str(name, default="").strip()
+    try:
+        value = json.loads(text) if text else {}
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ImproperlyConfigured(f"{name} must be a JSON object, such as {{}}.")  # its text may hold secrets
+    return value
 
 
 # --- Web ------------------------------------------------------------------------------------------------------------
@@ -130,7 +142,7 @@ AUTH_PASSWORD_VALIDATORS = [
 
 STATIC_URL = "static/"
 STATIC_ROOT = Path(env.str("STATIC_ROOT", default="") or BASE_DIR / ".local" / "static")
-STORAGES = {
+STORAGES: dict[str, dict[str, Any]] = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     # Compressed, but under plain names: only the admin's own files are served, and pages render without a manifest.
     "staticfiles": {"BACKEND": "whitenoise.storage.CompressedStaticFilesStorage"},
@@ -270,6 +282,29 @@ PAPERCLIP_PROTECTION_SECONDS = _whole_number("PAPERCLIP_PROTECTION_SECONDS", 900
 # Where the beat keeps what has to survive this database: how far it had been written (`cleanup.outside`). A directory
 # of its own host that is not restored together with the database.
 PAPERCLIP_STATE_DIR = Path(env.str("PAPERCLIP_STATE_DIR", default="") or BASE_DIR / ".local" / "state")
+
+# Where the saved files of workspaces are kept (`leases.archives`): a directory that all workers and the web share, or
+# any other of Django's file storages, by its class and what that takes.
+PAPERCLIP_ARCHIVE_DIR = Path(env.str("PAPERCLIP_ARCHIVE_DIR", default="") or PAPERCLIP_STATE_DIR / "archives")
+PAPERCLIP_ARCHIVE_STORAGE: str = (
+    env.str("PAPERCLIP_ARCHIVE_STORAGE", default="").strip() or "django.core.files.storage.FileSystemStorage"
+)
+PAPERCLIP_ARCHIVE_STORAGE_OPTIONS = _json_object("PAPERCLIP_ARCHIVE_STORAGE_OPTIONS")
+_IN_A_DIRECTORY = {
+    "location": str(PAPERCLIP_ARCHIVE_DIR),
+    # A workspace may hold secrets: nobody else on the host reads it.
+    "file_permissions_mode": 0o600,
+    "directory_permissions_mode": 0o700,
+}
+STORAGES["workspace_archives"] = {
+    "BACKEND": PAPERCLIP_ARCHIVE_STORAGE,
+    "OPTIONS": (_IN_A_DIRECTORY if PAPERCLIP_ARCHIVE_STORAGE.endswith("FileSystemStorage") else {})
+    | PAPERCLIP_ARCHIVE_STORAGE_OPTIONS,
+}
+PAPERCLIP_ARCHIVE_MAX_BYTES = _whole_number("PAPERCLIP_ARCHIVE_MAX_BYTES", 2 * 1024 * 1024 * 1024, least=1)
+
+# After how many days `manage.py prune` removes the files of an archive; 0: never.
+PAPERCLIP_ARCHIVE_DAYS = _whole_number("PAPERCLIP_ARCHIVE_DAYS", 0)
 
 # --- Logging --------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from uuid import uuid4
 from django.db import connection, transaction
 
 from leases.models import (
+    Archive,
     Attempt,
     Company,
     Environment,
@@ -27,6 +28,7 @@ from leases.models import (
     Operation,
     ProviderAccount,
     Receipt,
+    Recovery,
     Run,
 )
 from leases.models.inventory import GRACE
@@ -362,3 +364,49 @@ def claimed(obligation: Obligation, *, protected_for: float = 900.0) -> Obligati
     obligation.due_at = at(protected_for)
     obligation.save(update_fields=["attempt_id", "worker", "claimed_at", "due_at"])
     return obligation
+
+
+@transaction.atomic
+def recovery(lease_: Lease | None = None, **values: Any) -> Recovery:
+    """Make a running generation of a stopped lease, and owe its attempts and its end."""
+    subject = lease_ or stopped()
+    made = Recovery.objects.create(
+        **{
+            "company_id": subject.company_id,
+            "lease": subject,
+            "generation": subject.recoveries.count() + 1,
+            "requested_by": "test",
+            "ends_at": at(1800),
+            **values,
+        }
+    )
+    for kind, account_id in (("recover_workspace", subject.account_id), ("end_recovery", None)):
+        if made.state == Recovery.State.RUNNING:
+            Obligation.objects.create(
+                company_id=made.company_id, kind=kind, account_id=account_id, lease=subject, due_at=at(0)
+            )
+    return made
+
+
+def archive(recovery_: Recovery | None = None, **values: Any) -> Archive:
+    """Write the row of an archive that is whole and offered. Its file is not there."""
+    of = recovery_ or recovery()
+    number = uuid4()
+    proof = values.pop("receipt", None) or of.lease.receipts.order_by("-epoch").first()
+    return Archive.objects.create(
+        **{
+            "id": number,
+            "company_id": of.company_id,
+            "lease": of.lease,
+            "recovery": of,
+            "attempt_id": uuid4(),
+            "epoch": of.lease.epoch,
+            "path": "/workspace",
+            "name": f"{of.company_id}/{number}.tar",
+            "size": 10240,
+            "sha256": "0" * 64,
+            "saved_at": at(0),
+            "receipt": proof,
+            **values,
+        }
+    )

@@ -77,7 +77,10 @@ SETTINGS = ROOT / "paperclip_env" / "settings.py"
 
 
 def _settings_read() -> set[str]:
-    return {name for name, _ in _read_from_the_environment(SETTINGS, "_required", "_whole_number", "_switch")}
+    return {
+        name
+        for name, _ in _read_from_the_environment(SETTINGS, "_required", "_whole_number", "_switch", "_json_object")
+    }
 
 
 def _documented(heading: str) -> dict[str, str]:
