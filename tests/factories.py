@@ -18,18 +18,22 @@ from leases.models import (
     Archive,
     Attempt,
     Company,
+    Continuation,
     Environment,
     Hold,
     InventoryFinding,
     InventoryListing,
     Issue,
+    IssueFacts,
     Lease,
     Obligation,
     Operation,
     ProviderAccount,
     Receipt,
     Recovery,
+    RecoveryAction,
     Run,
+    RunFacts,
 )
 from leases.models.inventory import GRACE
 
@@ -367,8 +371,8 @@ def claimed(obligation: Obligation, *, protected_for: float = 900.0) -> Obligati
 
 
 @transaction.atomic
-def recovery(lease_: Lease | None = None, **values: Any) -> Recovery:
-    """Make a running generation of a stopped lease, and owe its attempts and its end."""
+def recovery(lease_: Lease | None = None, *, due_in: float = 0.0, **values: Any) -> Recovery:
+    """Make a generation of a stopped lease: a running one, with what it owes, or by `state` one that is over."""
     subject = lease_ or stopped()
     made = Recovery.objects.create(
         **{
@@ -377,15 +381,153 @@ def recovery(lease_: Lease | None = None, **values: Any) -> Recovery:
             "generation": subject.recoveries.count() + 1,
             "requested_by": "test",
             "ends_at": at(1800),
+            **_of_generation(values.get("state", Recovery.State.RUNNING), due_in),
             **values,
         }
     )
-    for kind, account_id in (("recover_workspace", subject.account_id), ("end_recovery", None)):
+    for kind, account_id, due in (
+        (Obligation.Kind.RECOVER_WORKSPACE, subject.account_id, at(due_in)),
+        (Obligation.Kind.END_RECOVERY, None, made.ends_at),
+    ):
         if made.state == Recovery.State.RUNNING:
             Obligation.objects.create(
-                company_id=made.company_id, kind=kind, account_id=account_id, lease=subject, due_at=at(0)
+                company_id=made.company_id,
+                kind=kind,
+                account_id=account_id,
+                lease=subject,
+                due_at=due,
             )
     return made
+
+
+def _of_generation(state: str, due_in: float) -> dict[str, Any]:
+    if state == Recovery.State.RUNNING:
+        return {"next_attempt_at": at(due_in)}
+    if state == Recovery.State.COMPLETE:
+        return {"finished_at": at(0), "attempts": 1}
+    return {
+        "finished_at": at(0),
+        "attempts": 6,
+        "failure": Recovery.Failure.PROVIDER_UNAVAILABLE,
+        "disposition": Recovery.Disposition.USE_ALTERNATIVE_STRATEGY,
+    }
+
+
+@transaction.atomic
+def may_be_running(lease_: Lease | None = None, *, due_in: float = 30.0, since_in: float = 0.0) -> Lease:
+    """Make a stopped lease whose sandbox may run again, since `since_in` seconds, and owe to watch it."""
+    subject = lease_ or stopped()
+    subject.may_be_running_since = at(since_in)
+    subject.save(update_fields=["may_be_running_since"])
+    Obligation.objects.create(
+        company_id=subject.company_id,
+        kind=Obligation.Kind.WATCH_RESTART,
+        account_id=subject.account_id,
+        lease=subject,
+        due_at=at(due_in),
+    )
+    return subject
+
+
+@transaction.atomic
+def continuation(
+    run_: Run | None = None, kind: str = Continuation.Kind.RETRY, *, due_in: float = 0.0, **values: Any
+) -> Continuation:
+    """Make a continuation of a failed run of an issue: one that waits, with what it owes, or by `state` one that is over.
+
+    A message has a name of its own, and was written now.
+    """
+    subject = run_ or failed_run()
+    made = Continuation.objects.create(
+        **{
+            "company_id": subject.company_id,
+            "issue_id": subject.issue_id,
+            "run": subject,
+            "kind": kind,
+            "requested_by": "user:test",
+            **({} if kind == Continuation.Kind.RETRY else {"message_id": _unique("message"), "authored_at": at(0)}),
+            **_of_continuation(values.get("state", Continuation.State.WAITING), subject),
+            **values,
+        }
+    )
+    if made.state == Continuation.State.WAITING:
+        Obligation.objects.create(
+            company_id=made.company_id,
+            kind=Obligation.Kind.START_CONTINUATION,
+            continuation=made,
+            due_at=at(due_in),
+        )
+    return made
+
+
+def _of_continuation(state: str, continued: Run) -> dict[str, Any]:
+    if state == Continuation.State.STARTED:
+        following = run(continued.company, issue_id=continued.issue_id, continues=continued, status=Run.Status.QUEUED)
+        readiness = Continuation.Readiness.SAME_WORKSPACE
+        return {"started_run": following, "readiness": readiness, "ended_at": at(0)}
+    return {"withdrawn_by": "user:test", "ended_at": at(0)} if state == Continuation.State.WITHDRAWN else {}
+
+
+def failed_run(company_: Company | None = None, **values: Any) -> Run:
+    """Make a run of an issue that failed, of a named agent."""
+    owner = company_ or company()
+    subject = values.pop("issue", None) or issue(owner)
+    return run(
+        owner,
+        **{"issue": subject, "status": Run.Status.FAILED, "finished_at": at(0), "agent": "agent-1", **values},
+    )
+
+
+def issue_facts(issue_: Issue | None = None, **values: Any) -> IssueFacts:
+    """Tell of an issue what opens every gate: it is open, assigned to `agent-1`, and nothing is to be decided."""
+    return IssueFacts.objects.create(
+        **{
+            "issue": issue_ or issue(),
+            "is_open": True,
+            "assignee": "agent-1",
+            "decisions_pending": 0,
+            **values,
+        }
+    )
+
+
+def run_facts(run_: Run | None = None, **values: Any) -> RunFacts:
+    """Tell of a run what opens every gate: nobody controls it, and its failure is final."""
+    return RunFacts.objects.create(
+        **{
+            "run": run_ or failed_run(),
+            "adapter_attached": False,
+            "coordinator": RunFacts.Coordinator.TERMINAL_FAILURE,
+            "coordinator_owner": "",
+            "history_available": True,
+            **values,
+        }
+    )
+
+
+def recovery_action(run_: Run | None = None, **values: Any) -> RecoveryAction:
+    """Open a recovery action on a failed run of an issue."""
+    subject = run_ or failed_run()
+    return RecoveryAction.objects.create(
+        **{
+            "company_id": subject.company_id,
+            "issue_id": subject.issue_id,
+            "run": subject,
+            "cause": "its run failed",
+            **values,
+        }
+    )
+
+
+@transaction.atomic
+def cancelled(run_: Run | None = None, *, due_in: float = 0.0) -> Obligation:
+    """Ask for a run's cancellation, and owe its confirmation; returns that."""
+    subject = run_ or run()
+    subject.cancel_requested_at = at(0)
+    subject.save(update_fields=["cancel_requested_at"])
+    return Obligation.objects.create(
+        company_id=subject.company_id, kind=Obligation.Kind.CONFIRM_CANCEL, run=subject, due_at=at(due_in)
+    )
 
 
 def archive(recovery_: Recovery | None = None, **values: Any) -> Archive:
