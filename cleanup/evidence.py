@@ -297,16 +297,17 @@ def _still_absent(claim: Claim, since: datetime) -> bool:
 def _is_extending(lease: Lease) -> bool:
     """Return whether a call that moves the provider's deadline may still be on its way.
 
-    A release closes the `extend` row and supersedes its attempt, but a call that was announced before is not called
-    back. Such a call is sent right after its announcement; a bound later it has ended. Its attempt tells only that it
-    was superseded, not whether the call was answered, so time decides.
+    A release closes the `extend` row and supersedes its attempt, and one that saves files may die, but a call that was
+    announced before is not called back. Such a call is sent right after its announcement; a bound later it has ended.
+    Its attempt tells only that it was superseded, not whether the call was answered, so time decides.
     """
-    if lease.expires_at is None:
+    if lease.expires_at is None and lease.epoch == 1:
         return False
     unanswered = ["", Attempt.Outcome.NOTHING_OWED, Attempt.Outcome.SUPERSEDED]
     return Attempt.objects.filter(
         obligation__lease=lease,
-        obligation__kind=Obligation.Kind.EXTEND,
+        obligation__kind__in=[Obligation.Kind.EXTEND, Obligation.Kind.RECOVER_WORKSPACE],
+        announced_call="extend",
         announced_at__gt=Now() - timedelta(seconds=bounds.EXTEND),
         outcome__in=unanswered,
     ).exists()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from leases.controllers import acknowledge_cancellation, give_up_control, renew, take_control
     from leases.deleting import delete_environment
     from leases.fencing import fence, go_down
+    from leases.recovering import recover_workspace
     from leases.releasing import release, stop
     from leases.retrying import retry
 
@@ -39,6 +40,7 @@ __all__ = [
     "go_down",
     "offered_archives",
     "open_archive",
+    "recover_workspace",
     "release",
     "renew",
     "retry",
@@ -62,6 +64,7 @@ _HOMES = {
     "go_down": "leases.fencing",
     "offered_archives": "leases.archives",
     "open_archive": "leases.archives",
+    "recover_workspace": "leases.recovering",
     "release": "leases.releasing",
     "renew": "leases.controllers",
     "retry": "leases.retrying",

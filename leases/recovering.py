@@ -15,7 +15,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import Max, QuerySet
+from django.db.models import Max
 from django.db.models.functions import Now
 
 from leases import arguments, audit, bounds, fencing, journal, planning, proof, reuse, transitions
@@ -184,25 +184,23 @@ def exhaust(recovery: Recovery, *, actor: str = audit.SYSTEM) -> None:
     )
 
 
-def stop(leases: QuerySet[Lease], *, actor: str) -> int:
-    """End the generations of these leases, because somebody stopped the run or the lease. Returns how many.
+def stop(lease: Lease, *, actor: str) -> bool:
+    """End the generation of a locked lease, if one runs, because somebody stopped the run or the lease.
 
-    What an attempt has started by then is stopped: a confirmed restart by its teardown, another by its recovery. The
-    leases are locked here, in the order of their ids.
+    What an attempt has started by then is stopped: a confirmed restart by its teardown, which waits for no saving any
+    more, another by its recovery.
     """
-    count = 0
-    owing = leases.filter(recoveries__state=Recovery.State.RUNNING).values_list("pk", flat=True)
-    for lease in Lease.objects.select_for_update(no_key=True).filter(pk__in=list(owing)).order_by("pk"):
-        recovery = running(lease)
-        if recovery is None:
-            continue
-        recovery.failure, recovery.error_kind, recovery.error_excerpt = Failure.STOPPED, "", ""
-        end_saving(recovery, BridgeActivity.Outcome.FAILED)
-        exhaust(recovery, actor=actor)
-        for operation in recovery.operations.select_for_update(no_key=True).filter(state=Operation.State.PENDING):
-            journal.wake_recovery(operation, explicit=True)
-        count += 1
-    return count
+    recovery = running(lease)
+    if recovery is None:
+        return False
+    recovery.failure, recovery.error_kind, recovery.error_excerpt = Failure.STOPPED, "", ""
+    starts = recovery.operations.select_for_update(no_key=True).filter(state=Operation.State.PENDING)
+    pending = list(starts.order_by("pk"))  # before any obligation
+    exhaust(recovery, actor=actor)
+    end_saving(recovery, BridgeActivity.Outcome.FAILED)
+    for operation in pending:
+        journal.wake_recovery(operation, explicit=True)
+    return True
 
 
 # One attempt. Each function runs in a transaction that has locked the lease, and the operation where there is one.

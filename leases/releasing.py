@@ -11,16 +11,16 @@ from typing import Literal
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
-from leases import arguments, audit, controllers, fencing, journal, startup, transitions
+from leases import arguments, audit, controllers, fencing, journal, recovering, startup, transitions
 from leases.clock import database_now
 from leases.connections import despite_deadlocks
 from leases.controllers import Controller, Lost
 from leases.demands import Demand, Verb, verb_of_policy
 from leases.errors import ControlRefused, LeaseError, NotFound
-from leases.models import Lease, Obligation, Operation, Run
+from leases.models import Lease, Obligation, Operation, Recovery, Run
 from leases.signals import lease_draining
 from leases.waking import wake
 
@@ -112,11 +112,9 @@ def _stop(company_id: UUID, run_id: UUID | None, lease_id: UUID | None, actor: s
         if run_id is not None:
             if not Run.objects.select_for_update(no_key=True).filter(pk=run_id, company_id=company_id).exists():
                 raise NotFound(f"no run {run_id} in this company")
-            ids = list(
-                Lease.objects.filter(run_id=run_id, state__in=[Lease.State.ACTIVE, Lease.State.PENDING_CLEANUP])
-                .order_by("id")
-                .values_list("id", flat=True)
-            )
+            reached_by = Q(state__in=[Lease.State.ACTIVE, Lease.State.PENDING_CLEANUP])
+            reached_by |= Q(Exists(Recovery.objects.filter(lease=OuterRef("pk"), state=Recovery.State.RUNNING)))
+            ids = list(Lease.objects.filter(reached_by, run_id=run_id).order_by("id").values_list("id", flat=True))
             operations = operations.filter(run_uuid=run_id)
         else:
             assert lease_id is not None  # noqa: S101 - narrows for the type checker; checked above
@@ -133,13 +131,14 @@ def _stop(company_id: UUID, run_id: UUID | None, lease_id: UUID | None, actor: s
 
 def _stop_lease(lease: Lease, actor: str) -> int:
     fencing.let_pass(lease, None, run=None, keeps=False, actor=actor)
+    recovered = recovering.stop(lease, actor=actor)
     demand = Demand(_verb(lease, Lease.Outcome.FAILED, "by_policy"), None)
     if lease.state == Lease.State.ACTIVE:
         owed = transitions.begin_teardown(lease, demand, outcome=Lease.Outcome.FAILED, reason="stopped", actor=actor)
     elif lease.state == Lease.State.PENDING_CLEANUP:
         owed = transitions.merge_demand(lease, demand, actor=actor, reason="stopped", explicit_stop=True)
     else:
-        return 0
+        return int(recovered)
     wake(owed.pk, explicit=True)
     audit.record("lease.stop_requested", lease, company_id=lease.company_id, actor=actor)
     return 1
@@ -148,9 +147,11 @@ def _stop_lease(lease: Lease, actor: str) -> int:
 def cancel_starts(starts: QuerySet[Operation], actor: str) -> int:
     """Cancel startups in progress. Their recovery is woken: it looks now, and owns what it finds at once.
 
-    It waits for no set-up. What the caller is still answered finds the operation cancelled.
+    It waits for no set-up. What the caller is still answered finds the operation cancelled. The start of a recovery of
+    files is no startup of its run, and ends with its generation.
     """
-    pending = starts.select_for_update(no_key=True).filter(state=Operation.State.PENDING)
+    startups = starts.filter(recovery__isnull=True, state=Operation.State.PENDING)
+    pending = startups.select_for_update(no_key=True)
     count = 0
     for operation in pending.order_by("id"):
         Operation.objects.filter(pk=operation.pk, cancelled_at__isnull=True).update(cancelled_at=Now())

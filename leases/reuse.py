@@ -318,7 +318,7 @@ def _is_recovered(lease: Lease, planned: Operation) -> bool:
     last = lease.recoveries.order_by("-generation").first()
     if last is not None and last.state != Recovery.State.COMPLETE:
         return True
-    if lease.run_id is not None and lease.run_id == planned.run_uuid:
+    if planned.run_uuid is None or lease.run_id == planned.run_uuid:
         return False
     return Run.objects.filter(pk=planned.run_uuid, fresh_workspace=True).exists()
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from cleanup.handlers.dispose import dispose
 from cleanup.handlers.end_fence import end_fence
 from cleanup.handlers.end_lease import end_lease
+from cleanup.handlers.end_recovery import end_recovery
 from cleanup.handlers.extend import extend
 from cleanup.handlers.probe_account import probe_account
 from cleanup.handlers.recover_creation import recover_creation
 from cleanup.handlers.recover_start import recover_start
+from cleanup.handlers.recover_workspace import recover_workspace
 from cleanup.handlers.settle_orphan import settle_orphan
 from cleanup.handlers.startup import startup_of
 from cleanup.handlers.teardown import teardown
 from cleanup.handlers.verify_end import verify_end
 from cleanup.handlers.watch_controllers import watch_controllers
+from cleanup.handlers.watch_restart import watch_restart
 from cleanup.work import Handler
 from leases.models import Obligation
 
@@ -30,4 +33,7 @@ HANDLERS: dict[str, Handler] = {
     Obligation.Kind.SETTLE_ORPHAN: settle_orphan,
     Obligation.Kind.WATCH_CONTROLLERS: watch_controllers,
     Obligation.Kind.VERIFY_END: verify_end,
+    Obligation.Kind.RECOVER_WORKSPACE: recover_workspace,
+    Obligation.Kind.END_RECOVERY: end_recovery,
+    Obligation.Kind.WATCH_RESTART: watch_restart,
 }

@@ -12,6 +12,7 @@ fenced, under the lease's lock.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Generator
 from contextlib import closing
@@ -43,6 +44,8 @@ from leases.recovering import Failure
 from providers.contract import Busy, ErrorKind, Gone, ProviderError, Resource, Running, Sighting, Stopped, Unknown
 from providers.registry import AnyProvider, load, validate
 
+log = logging.getLogger(__name__)
+
 _OTHER_ACCOUNT = Failed(ErrorKind.IDENTITY, "another account answers than the one recorded on the lease")
 _PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 5.0)
 """Seconds between two looks at a sandbox that is starting; the last one goes on."""
@@ -68,7 +71,7 @@ def recover_workspace(claim: Claim, context: Context) -> Generator[Call, Any, Ou
     if (yield identify(provider)) != lease.account_identity:
         return _OTHER_ACCOUNT
     if facts.saving:
-        return (yield from _save(claim, provider, lease))
+        return (yield from _save(claim, context, provider, lease))
 
     # What is gone, or full, is not asked to start; what runs already needs no start.
     sighting = sightings.about(lease, (yield sightings.inspect(provider, lease)))
@@ -88,7 +91,7 @@ def recover_workspace(claim: Claim, context: Context) -> Generator[Call, Any, Ou
         case Running(resource=resource):
             if not _confirmed(claim, None, lease, resource):
                 return Done(proven=False)
-            return (yield from _save(claim, provider, lease))
+            return (yield from _save(claim, context, provider, lease))
 
     operation = _begin(claim, context)
     if not isinstance(operation, Operation):
@@ -175,7 +178,7 @@ def _restart(
     if isinstance(sighting, Running):
         if not _confirmed(claim, operation, lease, sighting.resource):
             return Done(proven=False)
-        return (yield from _save(claim, provider, lease))
+        return (yield from _save(claim, context, provider, lease))
     if error is None:
         error = ProviderError(ErrorKind.REFUSED, "the sandbox was started, and did not come to run")
     _note_failure(claim, operation, error)
@@ -368,12 +371,16 @@ def _never_sent(operation: Operation) -> None:
 # Saving
 
 
-def _save(claim: Claim, provider: AnyProvider, lease: Lease) -> Generator[Call, Any, Outcome]:
+def _save(claim: Claim, context: Context, provider: AnyProvider, lease: Lease) -> Generator[Call, Any, Outcome]:
     """Save the files of the restarted sandbox. Whatever comes of it, its stop waits no longer then."""
-    path = provider.workspace(validate(load(lease.provider).Config, lease.config))
-    archive = _begin_archive(claim, path)
+    config = validate(load(lease.provider).Config, lease.config)
+    path = provider.workspace(config)
+    seconds = provider.lifetime(config) if provider.capabilities.has_deadline else None
+    archive = _begin_archive(claim, context, path, extends=seconds is not None)
     if archive is None:
         return Done(proven=False)
+    if seconds is not None:
+        yield from _set_deadline(provider, lease, seconds)
 
     def run() -> archives.Saved | archives.TooLarge | archives.StorageFailed:
         # These two are ours, not the provider's, and so no error of the call.
@@ -407,15 +414,37 @@ def _save(claim: Claim, provider: AnyProvider, lease: Lease) -> Generator[Call, 
     return Waiting()
 
 
-def _begin_archive(claim: Claim, path: str) -> Archive | None:
+def _set_deadline(provider: AnyProvider, lease: Lease, seconds: float) -> Generator[Call, Any, None]:
+    """Set the provider's own deadline again, which the last stop turned off: should we die now, the sandbox ends.
+
+    The next stop turns it off again. Where that fails the stop that is owed is all there is.
+    """
+    try:
+        yield Call(
+            "extend",
+            lambda: provider.extend(lease.resource_id, seconds, within=bounds.EXTEND),
+            bounds.EXTEND,
+            changes=True,
+        )
+    except ProviderError as error:
+        log.warning("the deadline of lease %s could not be set (%s)", lease.pk, error.kind.value)
+
+
+def _begin_archive(claim: Claim, context: Context, path: str, *, extends: bool) -> Archive | None:
+    """Write whose archive it is before its first byte, and announce the call that changes something, if one follows."""
+    at = context.clock()
     with transaction.atomic():
         locked = _locked(claim)
         if locked is None:
             return None
-        lease, _, recovery = locked
+        lease, row, recovery = locked
         if not recovering.is_saving(lease, recovery):
             return None
-        return archives.begin(lease, recovery, attempt_id=claim.attempt_id, path=path)
+        archive = archives.begin(lease, recovery, attempt_id=claim.attempt_id, path=path)
+        if extends:
+            evidence.note(claim, row, "extend", epoch=lease.epoch)
+    claim.renewed_at = max(claim.renewed_at, at)
+    return archive
 
 
 def _save_failed(claim: Claim, error: ProviderError, failure: Failure | None) -> Outcome:
