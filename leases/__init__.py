@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from leases.closing import close_company
     from leases.controllers import acknowledge_cancellation, give_up_control, renew, take_control
     from leases.deleting import delete_environment
+    from leases.ending import execution_ended
     from leases.fencing import fence, go_down
     from leases.recovering import recover_workspace
     from leases.releasing import release, stop
@@ -35,6 +36,7 @@ __all__ = [
     "close_company",
     "delete_credential",
     "delete_environment",
+    "execution_ended",
     "fence",
     "give_up_control",
     "go_down",
@@ -59,6 +61,7 @@ _HOMES = {
     "close_company": "leases.closing",
     "delete_credential": "leases.archiving",
     "delete_environment": "leases.deleting",
+    "execution_ended": "leases.ending",
     "fence": "leases.fencing",
     "give_up_control": "leases.controllers",
     "go_down": "leases.fencing",

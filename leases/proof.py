@@ -14,25 +14,30 @@ from leases.models import Lease, Obligation, Operation, Receipt
 
 def receipts(lease: Lease) -> QuerySet[Receipt]:
     """Return the receipts that prove, as of now, that execution in this lease's epoch ended."""
-    return _receipts(lease, Q())
+    return lease.receipts.filter(~Exists(_unknown_starts()), epoch=lease.epoch)
 
 
 def receipts_but_for(lease: Lease, start: Operation) -> QuerySet[Receipt]:
     """Return the receipts that would prove it, were it known that this pending start was not done."""
-    return _receipts(lease, ~Q(pk=start.pk))
+    return lease.receipts.filter(~Exists(_unknown_starts().exclude(pk=start.pk)), epoch=lease.epoch)
 
 
-def _receipts(lease: Lease, which: Q) -> QuerySet[Receipt]:
+def of_each(lease: str = "pk", epoch: str = "epoch") -> QuerySet[Receipt]:
+    """Return `receipts` of each lease that a query reads, for its `Exists`; the columns are the outer query's."""
+    return Receipt.objects.filter(~Exists(_unknown_starts()), lease=OuterRef(lease), epoch=OuterRef(epoch))
+
+
+def _unknown_starts() -> QuerySet[Operation]:
+    """Return the starts of a receipt's sandbox of which it is not known, since that receipt, whether they were done."""
     unknown = Q(state=Operation.State.PENDING) | Q(
         state=Operation.State.UNVERIFIED, resolved_at__gte=OuterRef("confirmed_at")
     )
-    starting = Operation.objects.filter(
-        unknown & which,
+    return Operation.objects.filter(
+        unknown,
         kind=Operation.Kind.START,
         account_id=OuterRef("account_id"),
         resource_id=OuterRef("resource_id"),
     )
-    return lease.receipts.filter(~Exists(starting), epoch=lease.epoch)
 
 
 def is_proven_ended(lease: Lease) -> bool:

@@ -139,6 +139,8 @@ class Operation(models.Model):
         ]
         indexes = [
             models.Index(fields=["run_uuid"], condition=Q(state="pending"), name="operation_pending_of_run"),
+            # What became of all that a run asked for.
+            models.Index(fields=["run_uuid"], condition=Q(run_uuid__isnull=False), name="operation_of_run"),
             models.Index(fields=["-created_at"], name="operation_newest_first"),
             # What a teardown asks before it believes a stop, and the end of a lease before it is over.
             models.Index(fields=["account", "resource_id"], condition=~Q(resource_id=""), name="operation_of_sandbox"),
