@@ -24,6 +24,8 @@ _WAITING = (
     Obligation.Kind.START_CONTINUATION,
     Obligation.Kind.CONFIRM_CANCEL,
     Obligation.Kind.END_RECOVERY,
+    Obligation.Kind.RECOVER_WORKSPACE,
+    Obligation.Kind.WATCH_RESTART,
 )
 """What waits for other rows, whose ends wake it."""
 

@@ -451,7 +451,8 @@ def settle_unverified(lease: Lease, obligation: Obligation, *, actor: str, reaso
     """
     _require(lease, State.PENDING_CLEANUP)
     lease.state = State.FAILED
-    lease.save(update_fields=["state"])
+    runs_no_more(lease)  # `verify_end` looks at it from now on
+    lease.save(update_fields=["state", "may_be_running_since"])
     close_unverified(obligation)
     _owe_verification(lease, Obligation.Verb(obligation.held_verb or obligation.verb))
     audit.record(

@@ -333,7 +333,7 @@ def _after_stop(
         lease, operation = journal.locked_start(operation)
         row = fenced(claim)
         if operation.state == Operation.State.PENDING:
-            settle_unconfirmed(claim, lease, operation, sighting, maybe=maybe)
+            _settle_unconfirmed(claim, lease, operation, sighting, maybe=maybe)
         recovery = recovering.running(lease)
         if row is None or recovery is None:
             return Done(proven=False)
@@ -344,7 +344,7 @@ def _after_stop(
         return Failed(error.kind, error.excerpt, error.retry_after, until=recovery.next_attempt_at)
 
 
-def settle_unconfirmed(
+def _settle_unconfirmed(
     claim: Claim, lease: Lease, operation: Operation, sighting: Sighting | None, *, maybe: bool
 ) -> None:
     """Settle a pending start that nobody saw running. Lease and operation are locked.
