@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from leases.archiving import archive_credential, delete_credential
     from leases.bridging import bridge
     from leases.closing import close_company
+    from leases.continuing import request_retry, save_message, withdraw
     from leases.controllers import acknowledge_cancellation, give_up_control, renew, take_control
     from leases.deleting import delete_environment
     from leases.ending import execution_ended
+    from leases.facts import close_recovery_action, open_recovery_action, tell_issue, tell_run
     from leases.fencing import fence, go_down
     from leases.recovering import recover_workspace
     from leases.releasing import release, stop
@@ -34,6 +36,7 @@ __all__ = [
     "archive_credential",
     "bridge",
     "close_company",
+    "close_recovery_action",
     "delete_credential",
     "delete_environment",
     "execution_ended",
@@ -43,11 +46,17 @@ __all__ = [
     "offered_archives",
     "open_archive",
     "recover_workspace",
+    "open_recovery_action",
     "release",
     "renew",
+    "request_retry",
     "retry",
+    "save_message",
     "stop",
     "take_control",
+    "tell_issue",
+    "tell_run",
+    "withdraw",
 ]
 
 _NAMED = {"offered_archives": "offered"}
@@ -59,6 +68,7 @@ _HOMES = {
     "archive_credential": "leases.archiving",
     "bridge": "leases.bridging",
     "close_company": "leases.closing",
+    "close_recovery_action": "leases.facts",
     "delete_credential": "leases.archiving",
     "delete_environment": "leases.deleting",
     "execution_ended": "leases.ending",
@@ -68,11 +78,17 @@ _HOMES = {
     "offered_archives": "leases.archives",
     "open_archive": "leases.archives",
     "recover_workspace": "leases.recovering",
+    "open_recovery_action": "leases.facts",
     "release": "leases.releasing",
     "renew": "leases.controllers",
+    "request_retry": "leases.continuing",
     "retry": "leases.retrying",
+    "save_message": "leases.continuing",
     "stop": "leases.releasing",
     "take_control": "leases.controllers",
+    "tell_issue": "leases.facts",
+    "tell_run": "leases.facts",
+    "withdraw": "leases.continuing",
 }
 
 

@@ -32,6 +32,20 @@ def actor(value: object, *, error: type[LeaseError] = LeaseError) -> None:
         raise error(f"an actor is 1 to {ACTOR_LIMIT} printable characters", code="invalid")
 
 
+def name(value: object, what: str, *, limit: int = ACTOR_LIMIT, error: type[LeaseError] = LeaseError) -> str:
+    """Return a name that the control plane gives something: 1 to `limit` printable characters."""
+    if not (isinstance(value, str) and 0 < len(value) <= limit and value.isprintable()):
+        raise error(f"{what} is 1 to {limit} printable characters", code="invalid")
+    return value
+
+
+def flag(value: object, what: str, *, error: type[LeaseError] = LeaseError) -> bool:
+    """Return what is true or false, and nothing that merely counts as one of them."""
+    if not isinstance(value, bool):
+        raise error(f"{what} is true or false", code="invalid")
+    return value
+
+
 def reason(value: object, what: str) -> None:
     """Refuse what is no reason: `what` (a decision, a retry) needs one, of at most `REASON_LIMIT` characters."""
     if not isinstance(value, str) or not value.strip():

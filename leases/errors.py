@@ -74,6 +74,15 @@ class ControlRefused(LeaseError):
     code = "control_refused"
 
 
+class ContinuationRefused(LeaseError):
+    """What was asked for can never start a run, or is over already. Nothing was written. The code says why.
+
+    It is `not_a_user`, `no_issue`, `company_closed`, `different_message` or `started`.
+    """
+
+    code = "continuation_refused"
+
+
 class DecisionRefused(LeaseError):
     """What was found, or where the row stands, does not allow what an operator decided. Nothing was written."""
 

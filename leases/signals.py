@@ -4,3 +4,6 @@ from django.dispatch import Signal
 
 lease_draining = Signal()
 """Sent after the commit of a release that waits for work in flight. Arguments: `obligation_id`, `drain_seconds`."""
+
+continuation_started = Signal()
+"""Sent after the commit of an admission. Arguments: `run_id` of the queued run, `continuation_ids` that it is for."""

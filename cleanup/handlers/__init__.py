@@ -12,6 +12,7 @@ from cleanup.handlers.recover_creation import recover_creation
 from cleanup.handlers.recover_start import recover_start
 from cleanup.handlers.recover_workspace import recover_workspace
 from cleanup.handlers.settle_orphan import settle_orphan
+from cleanup.handlers.start_continuation import start_continuation
 from cleanup.handlers.startup import startup_of
 from cleanup.handlers.teardown import teardown
 from cleanup.handlers.verify_end import verify_end
@@ -33,7 +34,4 @@ HANDLERS: dict[str, Handler] = {
     Obligation.Kind.SETTLE_ORPHAN: settle_orphan,
     Obligation.Kind.WATCH_CONTROLLERS: watch_controllers,
     Obligation.Kind.VERIFY_END: verify_end,
-    Obligation.Kind.RECOVER_WORKSPACE: recover_workspace,
-    Obligation.Kind.END_RECOVERY: end_recovery,
-    Obligation.Kind.WATCH_RESTART: watch_restart,
-}
+    Obligation.Kind.START_CONTINUATION: start_continuation,
