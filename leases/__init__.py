@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from leases.archiving import archive_credential, delete_credential
     from leases.bridging import bridge
     from leases.closing import close_company
-    from leases.continuing import request_retry, save_message, withdraw
+    from leases.continuing import request_retry, save_message
+    from leases.continuing import withdraw as withdraw_continuation
     from leases.controllers import acknowledge_cancellation, give_up_control, renew, take_control
     from leases.deleting import delete_environment
     from leases.ending import execution_ended
@@ -45,8 +46,8 @@ __all__ = [
     "go_down",
     "offered_archives",
     "open_archive",
-    "recover_workspace",
     "open_recovery_action",
+    "recover_workspace",
     "release",
     "renew",
     "request_retry",
@@ -56,10 +57,10 @@ __all__ = [
     "take_control",
     "tell_issue",
     "tell_run",
-    "withdraw",
+    "withdraw_continuation",
 ]
 
-_NAMED = {"offered_archives": "offered"}
+_NAMED = {"offered_archives": "offered", "withdraw_continuation": "withdraw"}
 """Names that say more here than they have to at home."""
 
 _HOMES = {
@@ -88,7 +89,7 @@ _HOMES = {
     "take_control": "leases.controllers",
     "tell_issue": "leases.facts",
     "tell_run": "leases.facts",
-    "withdraw": "leases.continuing",
+    "withdraw_continuation": "leases.continuing",
 }
 
 

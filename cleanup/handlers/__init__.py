@@ -35,3 +35,7 @@ HANDLERS: dict[str, Handler] = {
     Obligation.Kind.WATCH_CONTROLLERS: watch_controllers,
     Obligation.Kind.VERIFY_END: verify_end,
     Obligation.Kind.START_CONTINUATION: start_continuation,
+    Obligation.Kind.RECOVER_WORKSPACE: recover_workspace,
+    Obligation.Kind.END_RECOVERY: end_recovery,
+    Obligation.Kind.WATCH_RESTART: watch_restart,
+}

@@ -7,7 +7,7 @@ SQL = (Path(__file__).parent / "sql" / "0022_continuing.sql").read_text(encoding
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("leases", "0020_recovery"),
+        ("leases", "0021_ending"),
     ]
 
     operations = [

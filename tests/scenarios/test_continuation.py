@@ -62,7 +62,7 @@ def test_a_message_older_than_the_runs_end_is_held_and_a_newer_one_or_a_queued_o
     sweep_lane(START)
     assert seen(queued) == ("started", "")
     assert seen(old)[0] == "waiting"  # joins no run that it may not start
-    leases.withdraw(old.pk, task.company.pk, actor="a user")
+    leases.withdraw_continuation(old.pk, task.company.pk, actor="a user")
     assert not Obligation.objects.filter(kind=START, closed_at=None).exists()
 
 
