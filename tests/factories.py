@@ -433,7 +433,7 @@ def may_be_running(lease_: Lease | None = None, *, due_in: float = 30.0, since_i
 def continuation(
     run_: Run | None = None, kind: str = Continuation.Kind.RETRY, *, due_in: float = 0.0, **values: Any
 ) -> Continuation:
-    """Make a continuation of a failed run of an issue: one that waits, with what it owes, or by `state` one that is over.
+    """Make a continuation of an issue's failed run: a waiting one, with what it owes, or by `state` one that is over.
 
     A message has a name of its own, and was written now.
     """
@@ -531,10 +531,11 @@ def cancelled(run_: Run | None = None, *, due_in: float = 0.0) -> Obligation:
 
 
 def archive(recovery_: Recovery | None = None, **values: Any) -> Archive:
-    """Write the row of an archive that is whole and offered. Its file is not there."""
+    """Write the row of a whole, offered archive, or with `saved_at=None` of one not whole. Its file is not there."""
     of = recovery_ or recovery()
     number = uuid4()
-    proof = values.pop("receipt", None) or of.lease.receipts.order_by("-epoch").first()
+    whole = values.get("saved_at", at(0)) is not None
+    proof = of.lease.receipts.order_by("-epoch").first() if whole else None
     return Archive.objects.create(
         **{
             "id": number,
@@ -545,8 +546,8 @@ def archive(recovery_: Recovery | None = None, **values: Any) -> Archive:
             "epoch": of.lease.epoch,
             "path": "/workspace",
             "name": f"{of.company_id}/{number}.tar",
-            "size": 10240,
-            "sha256": "0" * 64,
+            "size": 10240 if whole else None,
+            "sha256": "0" * 64 if whole else "",
             "saved_at": at(0),
             "receipt": proof,
             **values,

@@ -22,9 +22,11 @@ from psycopg.types.json import Jsonb
 
 from leases.models import (
     ActivityEntry,
+    Archive,
     Attempt,
     BridgeActivity,
     Company,
+    Continuation,
     Credential,
     Hold,
     Installation,
@@ -32,6 +34,7 @@ from leases.models import (
     Obligation,
     Operation,
     Receipt,
+    Recovery,
     Run,
 )
 from tests import factories
@@ -79,8 +82,11 @@ def _listed(writes: Statement | Writes) -> Writes:
 def change(row: models.Model, **values: Any) -> Statement:
     """Return the UPDATE of these columns of one row. A value may be an SQL expression (`sql.SQL`)."""
     pairs = [sql.SQL("{} = {}").format(sql.Identifier(name), _value(value)) for name, value in values.items()]
-    query = sql.SQL("UPDATE {} SET {} WHERE id = {}").format(
-        sql.Identifier(row._meta.db_table), sql.SQL(", ").join(pairs), sql.Literal(row.pk)
+    query = sql.SQL("UPDATE {} SET {} WHERE {} = {}").format(
+        sql.Identifier(row._meta.db_table),
+        sql.SQL(", ").join(pairs),
+        sql.Identifier(row._meta.pk.column),
+        sql.Literal(row.pk),
     )
     return query, []
 
@@ -1926,6 +1932,578 @@ def _() -> Any:
     )
 
 
+# 8. Recovery of files, continuation, cancellation
+
+
+OVER = {"state": "exhausted", "finished_at": NOW, "failure": "stopped", "disposition": "use_alternative_strategy"}
+WITHDRAWN = {"state": "withdrawn", "withdrawn_by": "user:test", "ended_at": NOW}
+
+
+def owed_by(row: Recovery) -> list[Obligation]:
+    """The two obligations of a running generation."""
+    return list(row.lease.obligations.filter(kind__in=["recover_workspace", "end_recovery"]).order_by("kind"))
+
+
+def beside(row: Lease) -> Lease:
+    """Another stopped lease in the same environment."""
+    return factories.stopped(factories.lease(row.environment))
+
+
+def unsaved(**values: Any) -> Archive:
+    """An archive that is not whole yet, of a lease with a receipt of its epoch."""
+    return factories.archive(saved_at=None, **values)
+
+
+@refuses("recovery_ends_in_a_state")
+def _() -> Any:
+    row = factories.recovery()
+    closes = [close(owed) for owed in owed_by(row)]
+    return [change(row, finished_at=NOW)], [change(row, state="complete", finished_at=NOW), *closes]
+
+
+@refuses("recovery_ends_in_a_state")
+def _() -> Any:
+    row = factories.recovery(state="complete")
+    return another(row, generation=2, state="given_up"), another(row, generation=2)
+
+
+@refuses("recovery_failure_has_a_disposition")
+def _() -> Any:
+    row = factories.recovery()
+    failure = {"failure": "provider_unavailable"}
+    return change(row, **failure), change(row, **failure, disposition="retry")
+
+
+@refuses("recovery_failure_has_a_disposition")
+def _() -> Any:
+    row = factories.recovery()
+    return (
+        change(row, failure="unlucky", disposition="retry"),
+        change(row, failure="storage_unavailable", disposition="retry"),
+    )
+
+
+@refuses("recovery_exhausted_says_what_to_do")
+def _() -> Any:
+    """A continuation that is bound to it goes on without the files: so it has to say so."""
+    row = factories.recovery()
+    closes = [close(owed) for owed in owed_by(row)]
+    return [change(row, **{**OVER, "disposition": "retry"}), *closes], [change(row, **OVER), *closes]
+
+
+@refuses("recovery_tries_six_times")
+def _() -> Any:
+    row = factories.recovery()
+    return change(row, attempts=7), change(row, attempts=6)
+
+
+@refuses("recovery_generation_is_one")
+def _() -> Any:
+    row = factories.recovery(state="complete")
+    return another(row), another(row, generation=2)
+
+
+@refuses("recovery_is_one_per_lease")
+def _() -> Any:
+    row = factories.recovery()
+    return another(row, generation=2), another(row, generation=2, **OVER)
+
+
+RUNS = "recovery_runs_exactly_while_it_is_owed"
+
+
+@refuses(RUNS, trigger="recovery_begun_at_commit")
+def _() -> Any:
+    row = factories.recovery(state="complete")
+    return another(row, generation=2, state="running", finished_at=None), another(row, generation=2)
+
+
+@refuses(RUNS, trigger="recovery_ended_at_commit")
+def _() -> Any:
+    row = factories.recovery()
+    return change(row, **OVER), [change(row, **OVER), *(close(owed) for owed in owed_by(row))]
+
+
+@refuses(RUNS, trigger="owed_closed_at_commit")
+def _() -> Any:
+    """A generation that nobody works on would hold its sandbox and its continuations for ever."""
+    row = factories.recovery()
+    _, attempts = owed_by(row)
+    return close(attempts), change(attempts, due_at=LATER)
+
+
+@refuses(RUNS, trigger="owed_closed_at_commit")
+def _() -> Any:
+    """Nor may one be without its end: a dead account could keep it running."""
+    row = factories.recovery()
+    end, _ = owed_by(row)
+    return close(end), change(end, due_at=LATER)
+
+
+@refuses(RUNS, trigger="owed_opened_at_commit")
+def _() -> Any:
+    row = factories.recovery()
+    _, attempts = owed_by(row)
+    other = beside(row.lease)
+    return another(attempts, lease_id=other.pk), another(attempts, lease_id=other.pk, **CLOSED)
+
+
+WATCHED = "lease_may_run_exactly_while_it_is_watched"
+
+
+@refuses(WATCHED, trigger="lease_watched_at_commit")
+def _() -> Any:
+    """What may run costs money: somebody looks at it."""
+    row = factories.may_be_running()
+    owed = row.obligations.get(kind="watch_restart")
+    other = beside(row)
+    begun = change(other, may_be_running_since=NOW)
+    return begun, [begun, another(owed, lease_id=other.pk)]
+
+
+@refuses(WATCHED, trigger="lease_watched_at_commit")
+def _() -> Any:
+    row = factories.may_be_running()
+    over = change(row, may_be_running_since=None)
+    return over, [over, close(row.obligations.get(kind="watch_restart"))]
+
+
+@refuses(WATCHED, trigger="lease_made_watched_at_commit")
+def _() -> Any:
+    row = factories.lease()
+    return another(row, resource_id="another", may_be_running_since=NOW), another(row, resource_id="another")
+
+
+@refuses(WATCHED, trigger="owed_closed_at_commit")
+def _() -> Any:
+    row = factories.may_be_running()
+    owed = row.obligations.get(kind="watch_restart")
+    return close(owed), [close(owed), change(row, may_be_running_since=None)]
+
+
+@refuses(WATCHED, trigger="owed_opened_at_commit")
+def _() -> Any:
+    row = factories.may_be_running()
+    owed = row.obligations.get(kind="watch_restart")
+    other = beside(row)
+    return another(owed, lease_id=other.pk), another(owed, lease_id=other.pk, **CLOSED)
+
+
+@refuses("continuation_starts_one_run")
+def _() -> Any:
+    """That one was started, and which, is one fact."""
+    row = factories.continuation(state="started")
+    over = {"kind": "comment", "message_id": "m-1", "authored_at": NOW}
+    return another(row, **over, started_run_id=None), another(row, **over)
+
+
+@refuses("continuation_starts_one_run")
+def _() -> Any:
+    """What starts says in what workspace it begins."""
+    row = factories.continuation(state="started")
+    over = {"kind": "comment", "message_id": "m-1", "authored_at": NOW}
+    return another(row, **over, readiness=""), another(row, **over, readiness="fresh_isolated_workspace")
+
+
+@refuses("continuation_starts_one_run")
+def _() -> Any:
+    row = factories.continuation(state="withdrawn")
+    following = factories.run(row.company)
+    return another(row, started_run_id=following.pk), another(row)
+
+
+@refuses("continuation_is_withdrawn_by_somebody")
+def _() -> Any:
+    row = factories.continuation(state="withdrawn")
+    return another(row, withdrawn_by=""), another(row, withdrawn_by="user:another")
+
+
+@refuses("continuation_message_says_when")
+def _() -> Any:
+    row = factories.continuation(state="withdrawn", kind="comment")
+    return another(row, message_id="m-1", authored_at=None), another(row, message_id="m-1")
+
+
+@refuses("continuation_message_says_when")
+def _() -> Any:
+    row = factories.continuation(state="withdrawn")
+    return another(row, message_id="m-1"), another(row)
+
+
+@refuses("continuation_message_says_when")
+def _() -> Any:
+    row = factories.continuation(state="withdrawn", kind="queued_message")
+    return another(row, message_id="m-1", kind="timer"), another(row, message_id="m-1", kind="comment")
+
+
+@refuses("continuation_retries_a_run_once")
+def _() -> Any:
+    """Two clicks are one retry; after the first was withdrawn another may be asked for."""
+    row = factories.continuation()
+    second = uuid4()
+    owed = another(row.obligations.get(), continuation_id=second)
+    withdrawn = [change(row, **WITHDRAWN), close(row.obligations.get())]
+    return [another(row, id=second), owed], [*withdrawn, another(row, id=second, **WITHDRAWN)]
+
+
+@refuses("continuation_is_one_per_message")
+def _() -> Any:
+    row = factories.continuation(state="withdrawn", kind="comment")
+    return another(row), another(row, message_id="another")
+
+
+WAITS = "continuation_waits_exactly_while_it_is_owed"
+
+
+@refuses(WAITS, trigger="continuation_begun_at_commit")
+def _() -> Any:
+    """One that nobody looks at would never start."""
+    row = factories.continuation(state="withdrawn")
+    return another(row, state="waiting", withdrawn_by="", ended_at=None), another(row)
+
+
+@refuses(WAITS, trigger="continuation_ended_at_commit")
+def _() -> Any:
+    row = factories.continuation()
+    return change(row, **WITHDRAWN), [change(row, **WITHDRAWN), close(row.obligations.get())]
+
+
+@refuses(WAITS, trigger="owed_closed_at_commit")
+def _() -> Any:
+    owed = factories.continuation().obligations.get()
+    return close(owed), change(owed, due_at=LATER)
+
+
+@refuses(WAITS, trigger="owed_opened_at_commit")
+def _() -> Any:
+    owed = factories.continuation().obligations.get()
+    other = factories.continuation(factories.failed_run(owed.company), state="withdrawn")
+    return another(owed, continuation_id=other.pk), another(owed, continuation_id=other.pk, **CLOSED)
+
+
+CANCELLATION = "cancellation_is_owed_until_confirmed"
+
+
+@refuses("run_cancellation_is_requested_first")
+def _() -> Any:
+    row = factories.run()
+    return change(row, cancel_confirmed_at=NOW), change(row, cancel_requested_at=NOW, cancel_confirmed_at=NOW)
+
+
+@refuses(CANCELLATION, trigger="run_cancelled_at_commit")
+def _() -> Any:
+    owed = factories.cancelled()
+    other = factories.run(owed.company)
+    asked = change(other, cancel_requested_at=NOW)
+    return asked, [asked, another(owed, run_id=other.pk)]
+
+
+@refuses(CANCELLATION, trigger="run_made_cancelled_at_commit")
+def _() -> Any:
+    row = factories.run()
+    return another(row, cancel_requested_at=NOW), another(row, cancel_requested_at=NOW, cancel_confirmed_at=NOW)
+
+
+@refuses(CANCELLATION, trigger="owed_closed_at_commit")
+def _() -> Any:
+    """A cancellation is acknowledged when it is proven, or owed."""
+    owed = factories.cancelled()
+    return close(owed), [close(owed), change(owed.run, cancel_confirmed_at=NOW)]
+
+
+@refuses(CANCELLATION, trigger="owed_opened_at_commit")
+def _() -> Any:
+    owed = factories.cancelled()
+    other = factories.run(owed.company)
+    return another(owed, run_id=other.pk), another(owed, run_id=other.pk, **CLOSED)
+
+
+@refuses("recovery_facts_are_final", trigger="recovery_facts_are_final")
+def _() -> Any:
+    """What a continuation was admitted by does not become something else."""
+    row, running = factories.recovery(state="exhausted"), factories.recovery()
+    return change(row, error_kind="timeout"), change(running, error_kind="timeout")
+
+
+@refuses("recovery_facts_are_final", trigger="recovery_facts_are_final")
+def _() -> Any:
+    row = factories.recovery(attempts=3)
+    return change(row, attempts=2), change(row, attempts=4)
+
+
+@refuses("recovery_facts_are_final", trigger="recovery_facts_are_final")
+def _() -> Any:
+    row = factories.recovery(restarted_epoch=3)
+    return change(row, restarted_epoch=None), change(row, restarted_epoch=4)
+
+
+@refuses("recovery_facts_are_final", trigger="recovery_facts_are_final")
+def _() -> Any:
+    row = factories.recovery()
+    return change(row, generation=2), change(row, generation=1)
+
+
+WHOLE = {"size": 1, "sha256": "a" * 64, "saved_at": NOW}
+
+
+@refuses("archive_is_saved_whole")
+def _() -> Any:
+    """Half-written is never whole: when, how much and what are one fact."""
+    row = unsaved()
+    return change(row, **{**WHOLE, "sha256": ""}), change(row, **WHOLE)
+
+
+@refuses("archive_is_saved_whole")
+def _() -> Any:
+    row = unsaved()
+    return change(row, **{**WHOLE, "size": None}), change(row, **WHOLE)
+
+
+@refuses("archive_is_sealed_when_saved")
+def _() -> Any:
+    row = unsaved()
+    proof = row.lease.receipts.get()
+    return change(row, receipt_id=proof.pk), change(row, receipt_id=proof.pk, **WHOLE)
+
+
+@refuses("leases_archive_attempt_id_key")
+def _() -> Any:
+    row = factories.archive()
+    return another(row, name="another"), another(row, name="another", attempt_id=uuid4())
+
+
+@refuses("leases_archive_name_key")
+def _() -> Any:
+    """Two archives in one file would be one that nobody can vouch for."""
+    row = factories.archive()
+    return another(row, attempt_id=uuid4()), another(row, attempt_id=uuid4(), name="another")
+
+
+@refuses("archive_facts_are_final", trigger="archive_facts_are_final")
+def _() -> Any:
+    row, other = factories.archive(receipt=None), unsaved()
+    return change(row, sha256="b" * 64), change(other, **WHOLE)
+
+
+@refuses("archive_facts_are_final", trigger="archive_facts_are_final")
+def _() -> Any:
+    row = factories.archive()
+    return change(row, receipt_id=None), change(row, removed_at=NOW)
+
+
+@refuses("archive_facts_are_final", trigger="archive_facts_are_final")
+def _() -> Any:
+    row = factories.archive(removed_at=factories.at(0))
+    return change(row, removed_at=None), change(row, removed_at=row.removed_at)
+
+
+@refuses("archive_facts_are_final", trigger="archive_facts_are_final")
+def _() -> Any:
+    row = unsaved()
+    return change(row, epoch=7), change(row, epoch=row.epoch)
+
+
+SEALED = "archive_is_sealed_by_its_own_receipt"
+
+
+@refuses(SEALED, trigger=SEALED)
+def _() -> Any:
+    """A receipt from before the restart proves nothing of what was read after it."""
+    row = unsaved(epoch=2)
+    lease = row.lease
+    before = lease.receipts.get()
+    factories.teardown(lease)
+    execute([change(lease, epoch=2)])
+    lease.refresh_from_db()
+    after = factories.receipt(lease, evidence="stopped")
+    return change(row, **WHOLE, receipt_id=before.pk), change(row, **WHOLE, receipt_id=after.pk)
+
+
+@refuses(SEALED, trigger=SEALED)
+def _() -> Any:
+    row = unsaved()
+    theirs, mine = beside(row.lease).receipts.get(), row.lease.receipts.get()
+    return change(row, **WHOLE, receipt_id=theirs.pk), change(row, **WHOLE, receipt_id=mine.pk)
+
+
+@refuses("continuation_facts_are_final", trigger="continuation_facts_are_final")
+def _() -> Any:
+    """Once started it stays so, whatever is seen of the sandbox later."""
+    row, waiting = factories.continuation(state="started"), factories.continuation()
+    return change(row, recovers_files=False), change(waiting, recovers_files=False)
+
+
+@refuses("continuation_facts_are_final", trigger="continuation_facts_are_final")
+def _() -> Any:
+    """When a message was written decides whether it is newer than the end of the run."""
+    row = factories.continuation(kind="comment")
+    return change(row, authored_at=NOW), change(row, hold="decision_pending")
+
+
+@refuses("continuation_facts_are_final", trigger="continuation_facts_are_final")
+def _() -> Any:
+    row = factories.continuation()
+    other = factories.failed_run(row.company, issue=row.issue)
+    return change(row, run_id=other.pk), change(row, run_id=row.run_id)
+
+
+@refuses("run_agent_is_final", trigger="run_agent_is_final")
+def _() -> Any:
+    row, unnamed = factories.run(agent="agent-1"), factories.run()
+    return change(row, agent="agent-2"), change(unnamed, agent="agent-2")
+
+
+@refuses("run_agent_is_final", trigger="run_agent_is_final")
+def _() -> Any:
+    row, unnamed = factories.run(adapter="claude"), factories.run()
+    return change(row, adapter=""), change(unnamed, adapter="claude")
+
+
+@refuses("run_agent_is_final", trigger="run_agent_is_final")
+def _() -> Any:
+    before = factories.run()
+    row, fresh = factories.run(before.company, continues=before), factories.run(before.company)
+    return change(row, continues_id=None), change(fresh, continues_id=before.pk)
+
+
+@refuses("operation_recovery_is_final", trigger="operation_recovery_is_final")
+def _() -> Any:
+    row = factories.recovery()
+    begun = factories.start(row.lease, recovery=row)
+    return change(begun, recovery_id=None), change(begun, recovery_id=row.pk)
+
+
+@refuses("operation_of_a_recovery_is_a_start")
+def _() -> Any:
+    row = factories.recovery()
+    over = {"recovery": row, "state": "resolved", "resolved_at": factories.at(0)}
+    begun = factories.start(row.lease, **over)
+    made = factories.operation(row.lease.environment, state="resolved", resolved_at=factories.at(0))
+    anew = {"name": "another", "lease_uuid": uuid4()}
+    return another(made, **anew, recovery_id=row.pk), [another(made, **anew), another(begun)]
+
+
+@refuses("run_coordinator_is_known")
+def _() -> Any:
+    row = factories.run_facts()
+    return change(row, coordinator="asleep"), change(row, coordinator="settling")
+
+
+@refuses("recovery_action_is_closed_by_somebody")
+def _() -> Any:
+    row = factories.recovery_action()
+    return change(row, closed_at=NOW), change(row, closed_at=NOW, closed_by="user:test")
+
+
+@refuses("obligation_is_one_per_continuation_and_kind")
+def _() -> Any:
+    row = factories.continuation().obligations.get()
+    return another(row), another(row, **CLOSED)
+
+
+@refuses("obligation_has_the_subject_of_its_kind")
+def _() -> Any:
+    """What is owed of a continuation is of it alone."""
+    row = factories.continuation().obligations.get()
+    return another(row, **CLOSED, run_id=row.continuation.run_id), another(row, **CLOSED)
+
+
+@refuses(BOUND, trigger="obligation_is_bound")
+def _() -> Any:
+    row = factories.continuation().obligations.get()
+    other = factories.continuation(factories.failed_run(row.company), state="withdrawn")
+    return change(row, continuation_id=other.pk), change(row, continuation_id=row.continuation_id)
+
+
+@refuses("recovery_keeps_company_of_lease")
+def _() -> Any:
+    row = factories.recovery(state="complete")
+    return another(row, generation=2, company_id=factories.company().pk), another(row, generation=2)
+
+
+@refuses("archive_keeps_company_of_lease")
+def _() -> Any:
+    """The generation is another company's too, so nothing but the lease's company is wrong."""
+    row = unsaved()
+    stranger = factories.recovery(state="complete")
+    anew = {"name": "another", "attempt_id": uuid4()}
+    return another(row, **anew, company_id=stranger.company_id, recovery_id=stranger.pk), another(row, **anew)
+
+
+@refuses("archive_keeps_company_of_recovery")
+def _() -> Any:
+    row = unsaved()
+    stranger = factories.stopped()
+    anew = {"name": "another", "attempt_id": uuid4()}
+    return another(row, **anew, company_id=stranger.company_id, lease_id=stranger.pk), another(row, **anew)
+
+
+@refuses("continuation_keeps_company_of_issue")
+def _() -> Any:
+    row = factories.continuation(state="withdrawn")
+    return another(row, issue_id=factories.issue().pk), another(row, issue_id=factories.issue(row.company).pk)
+
+
+@refuses("continuation_keeps_company_of_run")
+def _() -> Any:
+    row = factories.continuation(state="withdrawn")
+    return another(row, run_id=factories.run().pk), another(row, run_id=factories.run(row.company).pk)
+
+
+@refuses("continuation_keeps_company_of_started_run")
+def _() -> Any:
+    row = factories.continuation(kind="comment", state="started")
+    anew = {"message_id": "another"}
+    return (
+        another(row, **anew, started_run_id=factories.run().pk),
+        another(row, **anew, started_run_id=factories.run(row.company).pk),
+    )
+
+
+@refuses("continuation_keeps_company_of_recovery")
+def _() -> Any:
+    row = factories.continuation()
+    stranger = factories.recovery(state="complete")
+    mine = factories.lease(factories.environment(factories.account(row.company)))
+    generation = factories.recovery(factories.stopped(mine), state="complete")
+    return change(row, recovery_id=stranger.pk), change(row, recovery_id=generation.pk)
+
+
+@refuses("recovery_action_keeps_company_of_issue")
+def _() -> Any:
+    row = factories.recovery_action()
+    return change(row, issue_id=factories.issue().pk), change(row, issue_id=factories.issue(row.company).pk)
+
+
+@refuses("recovery_action_keeps_company_of_run")
+def _() -> Any:
+    row = factories.recovery_action()
+    return change(row, run_id=factories.run().pk), change(row, run_id=factories.run(row.company).pk)
+
+
+@refuses("obligation_keeps_company_of_continuation")
+def _() -> Any:
+    row = factories.continuation().obligations.get()
+    return another(row, **CLOSED, company_id=factories.company().pk), another(row, **CLOSED)
+
+
+@refuses("operation_keeps_company_of_recovery")
+def _() -> Any:
+    row = factories.recovery()
+    over = {"state": "resolved", "resolved_at": factories.at(0)}
+    begun = factories.start(row.lease, **over)
+    return (
+        another(begun, recovery_id=factories.recovery(state="complete").pk),
+        another(begun, recovery_id=row.pk),
+    )
+
+
+@refuses("run_keeps_company_of_continued")
+def _() -> Any:
+    row = factories.run()
+    return change(row, continues_id=factories.run().pk), change(row, continues_id=factories.run(row.company).pk)
+
+
 def _name(case: Case) -> str:
     return f"{case.refused_by}-{CASES.index(case)}"
 
@@ -1958,7 +2536,20 @@ def test_it_is_that_trigger_which_refuses(case: Case) -> None:
     forbidden, _ = case.build()
     tables = {
         row._meta.db_table
-        for row in (Receipt, ActivityEntry, Attempt, Operation, Lease, Obligation, Hold, Installation, Run)
+        for row in (
+            Receipt,
+            ActivityEntry,
+            Attempt,
+            Operation,
+            Lease,
+            Obligation,
+            Hold,
+            Installation,
+            Run,
+            Recovery,
+            Archive,
+            Continuation,
+        )
     }
     with connection.cursor() as cursor:
         for table in sorted(tables):
@@ -2382,6 +2973,17 @@ ACTING = {
     "startup_end_wakes_orphans": "wakes; tests/scenarios/test_orphans.py",
     "operation_over_wakes_orphans": "wakes; tests/scenarios/test_orphans.py",
     "acknowledgement_wakes_orphans": "wakes; tests/scenarios/test_orphans.py",
+    "lease_state_wakes_what_waits": "wakes; tests/leases/test_what_waits.py",
+    "operation_state_wakes_what_waits": "wakes; tests/leases/test_what_waits.py",
+    "receipt_wakes_what_waits": "wakes; tests/leases/test_what_waits.py",
+    "startup_end_wakes_what_waits": "wakes; tests/leases/test_what_waits.py",
+    "run_written_wakes_what_waits": "wakes; tests/leases/test_what_waits.py",
+    "run_deleted_wakes_what_waits": "wakes; tests/leases/test_what_waits.py",
+    "recovery_begun_wakes_what_waits": "wakes; tests/leases/test_what_waits.py",
+    "recovery_ended_wakes_what_waits": "wakes; tests/leases/test_what_waits.py",
+    "issue_facts_wake_continuations": "wakes; tests/leases/test_what_waits.py",
+    "run_facts_wake_continuations": "wakes; tests/leases/test_what_waits.py",
+    "recovery_action_wakes_continuations": "wakes; tests/leases/test_what_waits.py",
     "lane_opened_notifies": "notifies; tests/cleanup/test_alarm.py",
     "obligation_created_notifies": "notifies; test_the_beat_is_notified_of_a_deadline_...",
     "obligation_earlier_notifies": "notifies; test_the_beat_is_notified_of_a_deadline_...",
@@ -2389,7 +2991,9 @@ ACTING = {
 }
 """Triggers that refuse nothing."""
 
-IMPLIED = re.compile(r"^(credential|account|environment|issue|run|lease|operation|obligation)_of_(company|account)$")
+IMPLIED = re.compile(
+    r"^(credential|account|environment|issue|run|lease|operation|obligation|recovery|continuation)_of_(company|account)$"
+)
 """Unique keys over (company or account, id) that are there as targets of foreign keys: the id alone is unique."""
 
 OF_DJANGO = re.compile(r"_pkey$|_fk_|_check$|_not_null$")
