@@ -322,8 +322,8 @@ def _remove_half(where: Storage, name: str) -> None:
 
 def _told(error: Exception) -> str:
     """Return what an error says without its text, in which a storage may put addresses and keys."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror} ({type(error).__name__})"
+    if isinstance(error, OSError) and error.errno:
+        return f"{os.strerror(error.errno)} ({type(error).__name__})"
     return type(error).__name__
 
 

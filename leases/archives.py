@@ -12,6 +12,7 @@ not there.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -44,7 +45,6 @@ __all__ = [
     "remove_unfinished",
     "saved",
     "seal",
-    "unsealed",
     "write",
 ]
 
@@ -55,6 +55,9 @@ BATCH = 100
 
 PATH_LIMIT = 1000
 """Characters of the path of a workspace."""
+
+UNFINISHED = "never to be offered"
+"""The reason in the log for what is removed without anybody's decision."""
 
 OFFERED = Q(saved_at__isnull=False, receipt__isnull=False, removed_at__isnull=True)
 
@@ -104,7 +107,7 @@ def saved(archive: Archive, written: Saved) -> bool:
         archive.refresh_from_db()
         if archive.saved_at is not None and archive.removed_at is None:
             return archive.sha256 == written.sha256
-        transaction.on_commit(partial(_delete_files, [archive.name]))
+        transaction.on_commit(partial(_delete_soon, [archive.name]))
         return False
     archive.refresh_from_db()
     audit.record(
@@ -132,12 +135,6 @@ def seal(archive: Archive, receipt: Receipt) -> bool:
         "archive.sealed", archive, company_id=archive.company_id, lease=str(archive.lease_id), receipt=receipt.pk
     )
     return True
-
-
-def unsealed(recovery: Recovery) -> QuerySet[Archive]:
-    """Return the archives of a generation that are whole and wait for the receipt, the newest first."""
-    whole = Archive.objects.filter(recovery=recovery, saved_at__isnull=False, removed_at__isnull=True)
-    return whole.filter(receipt__isnull=True).order_by("-saved_at")
 
 
 def offered(*, company_id: UUID, run_id: UUID | None = None, lease_id: UUID | None = None) -> QuerySet[Archive]:
@@ -185,18 +182,26 @@ def standing(archive: Archive) -> str:
 
 
 def remove_unfinished(recovery: Recovery | None = None, *, actor: str = audit.SYSTEM) -> int:
-    """Remove what attempts that are over left half-written, of a generation or of all. Returns how many archives.
+    """Remove what will never be offered, of one generation or of all. Returns how many archives.
 
-    Never what a live attempt writes: one whose id is on its obligation. Should a process still write although its
-    attempt was superseded, its file goes all the same: `saved` refuses it. The files go after the caller's commit.
+    That is what attempts that are over left half-written, and what a generation that is over did not seal. Never what a
+    live attempt writes: one whose id is on its obligation. Should a process still write although its attempt was
+    superseded, its file goes all the same, for `saved` refuses it.
+
+    Of one generation: in the caller's transaction (lease locked), and the files go after its commit, in a thread of
+    their own, so that a storage that hangs holds nobody up. Of all: refused (`observing`) while this database may be a
+    restored one.
     """
+    if recovery is not None:
+        return _remove_all(_unfinished().filter(recovery=recovery), actor=actor, reason=UNFINISHED, soon=True)
+    require_trust("removing archives")
+    return _remove_all(_unfinished(), actor=actor, reason=UNFINISHED)
+
+
+def _unfinished() -> QuerySet[Archive]:
     over = ~Q(Exists(Obligation.objects.filter(attempt_id=OuterRef("attempt_id"))))
-    left = Archive.objects.filter(over, saved_at__isnull=True, removed_at__isnull=True)
-    if recovery is None:
-        require_trust("removing archives")
-    else:
-        left = left.filter(recovery=recovery)
-    return _remove_all(left, actor=actor, reason="half-written")
+    in_vain = Q(saved_at__isnull=False, receipt__isnull=True) & ~Q(recovery__state=Recovery.State.RUNNING)
+    return Archive.objects.filter(Q(saved_at__isnull=True) & over | in_vain, removed_at__isnull=True)
 
 
 def older_than(days: float) -> QuerySet[Archive]:
@@ -234,17 +239,18 @@ def remove_leftovers() -> int:
     return removed
 
 
-def _remove_all(rows: QuerySet[Archive], *, actor: str, reason: str) -> int:
+def _remove_all(rows: QuerySet[Archive], *, actor: str, reason: str, soon: bool = False) -> int:
     removed = 0
-    while count := _remove_some(rows, actor=actor, reason=reason):
+    while count := _remove_some(rows, actor=actor, reason=reason, soon=soon):
         removed += count
     return removed
 
 
-def _remove_some(rows: QuerySet[Archive], *, actor: str, reason: str) -> int:
-    """Lock a few of these rows, and what `rows` asks holds for them then: each is written under this lock only.
+def _remove_some(rows: QuerySet[Archive], *, actor: str, reason: str, soon: bool) -> int:
+    """Write that a few of these are removed, under a lock of each, and have their files removed after the commit.
 
-    One that somebody holds is passed over, and found again next time.
+    What `rows` asks of an archive's own row still holds then (PostgreSQL asks again once it has the lock); what it asks
+    of other rows never changes back. A row that somebody holds is passed over, and found again next time.
     """
     with transaction.atomic():
         found = list(rows.select_for_update(no_key=True, skip_locked=True, of=("self",)).order_by("pk")[:BATCH])
@@ -253,7 +259,8 @@ def _remove_some(rows: QuerySet[Archive], *, actor: str, reason: str) -> int:
             details: dict[str, Any] = {"lease": str(row.lease_id), "size": row.size}
             audit.record("archive.removed", row, company_id=row.company_id, actor=actor, reason=reason, **details)
         if found:
-            transaction.on_commit(partial(_delete_files, [row.name for row in found]))
+            delete = _delete_soon if soon else _delete_files
+            transaction.on_commit(partial(delete, [row.name for row in found]))
     return len(found)
 
 
@@ -268,6 +275,11 @@ def _delete_files(names: Iterable[str]) -> int:
         else:
             removed += 1
     return removed
+
+
+def _delete_soon(names: list[str]) -> None:
+    """Remove these files in a thread of its own. Should the process end before, they are left to `remove_leftovers`."""
+    threading.Thread(target=_delete_files, args=(names,), name="remove-archives", daemon=True).start()
 
 
 def _batches(names: Iterable[str]) -> Iterator[list[str]]:

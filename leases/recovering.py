@@ -18,7 +18,7 @@ from django.db import transaction
 from django.db.models import Max
 from django.db.models.functions import Now
 
-from leases import arguments, audit, bounds, fencing, journal, planning, proof, reuse, transitions
+from leases import archives, arguments, audit, bounds, fencing, journal, planning, proof, reuse, transitions
 from leases.clock import database_now
 from leases.demands import Demand, Verb
 from leases.errors import LeaseError, NotFound
@@ -343,3 +343,4 @@ def _end(recovery: Recovery, state: Recovery.State, closed_as: Obligation.Closed
     for row in rows.order_by("pk"):
         transitions.end_attempt(row, Attempt.Outcome.SUPERSEDED)
         transitions.close(row, closed_as)
+    archives.remove_unfinished(recovery)

@@ -37,7 +37,7 @@ class TarStream:
         """Follow the next piece. Raises `ProviderError` (`PROTOCOL`) where this is no tar stream."""
         at, length = 0, len(piece)
         while at < length:
-            if self._skip:
+            if self._skip and not self._sparse:  # the map of a sparse file comes before its data
                 step = min(self._skip, length - at)
                 if self._extended is not None and len(self._extended) < _PAX_LONGEST:
                     self._extended += piece[at : at + step]

@@ -440,6 +440,7 @@ def _begin_archive(claim: Claim, context: Context, path: str, *, extends: bool) 
         lease, row, recovery = locked
         if not recovering.is_saving(lease, recovery):
             return None
+        archives.remove_unfinished(recovery)  # what attempts before this one left
         archive = archives.begin(lease, recovery, attempt_id=claim.attempt_id, path=path)
         if extends:
             evidence.note(claim, row, "extend", epoch=lease.epoch)

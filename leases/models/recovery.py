@@ -132,6 +132,7 @@ class Archive(models.Model):
                 condition=Q(receipt__isnull=True) | Q(saved_at__isnull=False), name="archive_is_sealed_when_saved"
             ),
         ]
+        permissions = [("download_archive", "Can download archive")]
 
     def __str__(self) -> str:
         return f"archive of {self.lease_id} ({'whole' if self.saved_at else 'not whole'})"
