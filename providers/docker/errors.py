@@ -16,7 +16,7 @@ from docker.errors import DockerException
 from providers import failures
 from providers.contract import ErrorKind, ProviderError
 from providers.deadline import Deadline
-from providers.failures import Answered, Call, by_status, json_body, told, wait
+from providers.failures import FULL_DISK, Answered, Call, by_status, json_body, told, wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ class _Meaning:
 
 
 _CREATE = frozenset({Call.CREATE})
+_NEEDING_ROOM = frozenset({Call.START, Call.STOP, Call.DELETE, Call.EXECUTE, Call.ARCHIVE})
+"""Calls that do something to one container. A `create` that finds the engine's storage full is the engine's failure."""
 
 # The first one that fits counts. Podman 4 answers 500 where Docker answers 4xx.
 _MEANINGS = (
@@ -51,6 +53,9 @@ _MEANINGS = (
     _Meaning(ErrorKind.REFUSED, frozenset({404, 409, 500}), ("no such exec",)),
     # "removal of container ... is already in progress", "container is marked for removal and cannot be started".
     _Meaning(ErrorKind.BUSY, frozenset({409, 500}), ("is already in progress", "marked for removal")),
+    # In the words of the kernel, which all engines hand on, behind those of whoever met it. Before what follows: the
+    # rest of the text says what was being done.
+    _Meaning(ErrorKind.DISK_FULL, frozenset(range(400, 600)), FULL_DISK, _NEEDING_ROOM),
     # The first process of the sandbox cannot be run: trying again cannot help.
     _Meaning(
         ErrorKind.INVALID,

@@ -32,8 +32,8 @@ def launch(sandbox: Sandbox, deadline: Deadline) -> None:
     """Start the supervisor of a sandbox that the caller holds exclusively, and wait until it is ready.
 
     The supervisor inherits the lock and lets go of it only when its record is written, so that nobody can take the
-    sandbox for stopped in between, even if the caller is killed. Raises `TIMEOUT`, `SERVER`, and `INVALID` when the
-    main command cannot be started (the sandbox runs then).
+    sandbox for stopped in between, even if the caller is killed. Raises `TIMEOUT`, `SERVER`, `DISK_FULL`, and `INVALID`
+    when the main command cannot be started (the sandbox runs then).
     """
     if sandbox.lock is None:
         raise ValueError("the sandbox is not locked")
@@ -61,17 +61,21 @@ def launch(sandbox: Sandbox, deadline: Deadline) -> None:
         text = _read_word(told, deadline)
         started.wait(deadline.left + 1.0)  # the first process ends as soon as it has detached the second
     except (OSError, subprocess.SubprocessError) as error:
-        raise ProviderError(ErrorKind.SERVER, f"the supervisor cannot be started: {error}") from None
+        kind = ErrorKind.DISK_FULL if records.is_full(error) else ErrorKind.SERVER
+        raise ProviderError(kind, f"the supervisor cannot be started: {error}") from None
     finally:
         os.close(told)
         if ready >= 0:
             os.close(ready)
     try:
-        failure = json.loads(text)["failure"]
-    except ValueError:
+        word = json.loads(text)
+        full, failure = word.get("disk_full"), word.get("failure")
+    except (ValueError, AttributeError):
         raise ProviderError(
             ErrorKind.SERVER, "the supervisor did not start; its log is in the sandbox's directory"
         ) from None
+    if full:
+        raise ProviderError(ErrorKind.DISK_FULL, f"the supervisor cannot be started: {full}")
     if failure:
         raise ProviderError(ErrorKind.INVALID, f"the main command cannot be started: {failure}")
 

@@ -78,7 +78,11 @@ class Sandbox:
                 time.sleep(_LOCK_PAUSE)
             if doing is not None:
                 os.truncate(handle, 0)
-                os.pwrite(handle, doing.encode("ascii"), 0)
+                try:
+                    os.pwrite(handle, doing.encode("ascii"), 0)
+                except OSError as error:
+                    if not records.is_full(error):  # for people only, and a full disk must not keep a stop from it
+                        raise
         except OSError:
             os.close(handle)
             raise
@@ -238,7 +242,12 @@ class StateDirectory:
                     ErrorKind.NAME_TAKEN, f"a sandbox named {record['name']} exists", nothing_allocated=True
                 ) from None
             raise
-        self._sync(identity.SANDBOXES)
+        try:
+            self._sync(identity.SANDBOXES)
+        except OSError as error:
+            sandbox.close()
+            # It has its name by now, and is found by it.
+            raise ProviderError(ErrorKind.SERVER, error) from None
         return sandbox
 
     def _clear_staging(self) -> None:

@@ -27,7 +27,7 @@ from providers.contract import (
     Stopped,
     Unknown,
 )
-from providers.local import client, ending, evidence
+from providers.local import client, ending, evidence, records
 from providers.local.deadline import Deadline
 from providers.local.disk import Sandbox, StateDirectory
 from providers.local.supervisor import ARGUMENTS_LIMIT, STDIN_LIMIT
@@ -232,7 +232,12 @@ class LocalProvider(Provider[LocalEndpoint, LocalConfig]):
         with self._sandbox(state, resource_id) as sandbox:
             if sandbox is not None and not sandbox.acquire(doing, until=deadline.at):
                 raise ProviderError(ErrorKind.BUSY, f"another call holds it: {sandbox.holder()}")
-            yield sandbox if sandbox is not None and state.stands(sandbox) else None
+            try:
+                yield sandbox if sandbox is not None and state.stands(sandbox) else None
+            except OSError as error:
+                if not records.is_full(error):
+                    raise
+                raise ProviderError(ErrorKind.DISK_FULL, error) from None
 
 
 def _check(command: Command) -> None:

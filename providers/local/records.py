@@ -8,8 +8,10 @@ Used by the supervisor too: standard library only.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from contextlib import suppress
 from typing import Any
 
 from providers.local.processes import ProcessId, World
@@ -26,16 +28,26 @@ SOCKET = "socket"
 FILES = "files"
 
 
+def is_full(error: BaseException) -> bool:
+    """Say whether this is the kernel's word that a disk is full, or a quota used up."""
+    return isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
+
+
 def write(directory: int, name: str, value: object, *, durable: bool = True) -> None:
     """Replace one record. `directory` is a descriptor of the directory it stands in."""
     temporary = f".{name}.{os.getpid()}"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=directory)
-    with open(handle, "w", encoding="utf-8") as file:
-        json.dump(value, file)
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
-    os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            json.dump(value, file)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=directory)
+        raise
     if durable:
         os.fsync(directory)
 

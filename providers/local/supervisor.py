@@ -279,9 +279,9 @@ class Supervisor:
 
     def start_main(self, argv: list[str]) -> str:
         """Start the sandbox's main command; return why it cannot be started, or nothing."""
-        told, tell = os.pipe()
         log = os.open("main.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        told, tell = os.pipe()
         self.spawn(argv, None, {}, (null, log, log), tell)
         for handle in (tell, log, null):
             os.close(handle)
@@ -447,10 +447,19 @@ def main() -> None:
     directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     config = records.read(directory, records.SANDBOX)["config"]
     supervisor = Supervisor(resource_id, directory, config["env"])
-    supervisor.prepare()
-    # From here on the record leads to this process; until here the lock, held by worker or supervisor, said "busy".
-    os.close(lock)
-    failure = supervisor.start_main(config["command"]) if config["command"] else ""
-    with suppress(OSError), open(ready, "w", encoding="utf-8") as file:
-        json.dump({"failure": failure}, file)
+    try:
+        supervisor.prepare()
+        # From here on the record leads to this process; until here the lock, held by worker or supervisor, said "busy".
+        os.close(lock)
+        failure = supervisor.start_main(config["command"]) if config["command"] else ""
+    except OSError as error:
+        if records.is_full(error):
+            _tell(ready, {"disk_full": str(error)})
+        raise
+    _tell(ready, {"failure": failure})
     supervisor.serve()
+
+
+def _tell(ready: int, word: dict[str, str]) -> None:
+    with suppress(OSError), open(ready, "w", encoding="utf-8") as file:
+        json.dump(word, file)

@@ -207,7 +207,7 @@ def test_only_a_whole_id_is_asked_about(engine: FakeEngine, text: str) -> None:
         (Answer(429, {"message": "slower"}, {"Retry-After": "17"}), ErrorKind.RATE_LIMITED, 17.0),
         (Answer(429, b"", {"Retry-After": "Thu, 01 Jan 1970 00:00:00 GMT"}), ErrorKind.RATE_LIMITED, 0.0),
         (Answer(429, b"", {"Retry-After": "soon"}), ErrorKind.RATE_LIMITED, None),
-        (Answer(500, {"message": "no space left on device"}), ErrorKind.SERVER, None),
+        (Answer(500, {"message": "database is locked"}), ErrorKind.SERVER, None),
         (Answer(502, b"<html>bad gateway</html>"), ErrorKind.SERVER, None),
         (Answer(503, {"message": "starting"}, {"Retry-After": "3"}), ErrorKind.SERVER, 3.0),
         (Answer(422, {"message": "nonsense"}), ErrorKind.INVALID, None),
@@ -252,6 +252,11 @@ def test_a_failure_has_its_kind_and_is_not_tried_again(
         ("execute", 409, "container cccc is not running", ErrorKind.REFUSED),
         ("execute", 500, "container state improper", ErrorKind.REFUSED),
         ("execute", 404, f"No such container: {CONTAINER}", ErrorKind.NOT_FOUND),
+        # The engine's own storage has no room for another one: that is no sandbox's disk, and proves nothing.
+        ("create", 500, "creating container storage: write /x: no space left on device", ErrorKind.SERVER),
+        ("create", 500, "mkdir /var/lib/docker/overlay2/x: disk quota exceeded", ErrorKind.SERVER),
+        ("list", 500, "no space left on device", ErrorKind.SERVER),
+        ("inspect", 500, "no space left on device", ErrorKind.SERVER),
     ],
 )  # fmt: skip
 def test_what_an_engine_says_in_words_is_about_one_sandbox(
@@ -262,6 +267,41 @@ def test_what_an_engine_says_in_words_is_about_one_sandbox(
     error = failing(engine, call)
     assert error.kind is kind, error
     assert error.nothing_allocated == (kind is ErrorKind.NAME_TAKEN or "no such image" in message.lower())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        # Podman's, as its service on a full disk gave them (`test_disk_full`).
+        "writing runtime spec JSON for container cccc to disk: write /x/userdata/config.json: no space left on device",
+        "mounting storage for container cccc: write /x/vfs-layers/.tmp-mountpoints.json1: no space left on device",
+        "removing container cccc root filesystem: 1 error occurred:\n\t* write /x/layers: no space left on device\n",
+        # Docker's.
+        "mkdir /var/lib/docker/overlay2/cccc/merged: no space left on device",
+        "failed to create task for container: failed to start shim: symlink /run/x: No space left on device: unknown",
+        'failed to create shim task: OCI runtime create failed: exec: "sh": write pid: Disk quota exceeded: unknown',
+        "error creating overlay mount to /x/merged: disk quota exceeded",
+    ],
+)
+@pytest.mark.parametrize("status", [400, 409, 500])
+@pytest.mark.parametrize("call", ["start", "stop", "delete", "execute"])
+def test_a_full_disk_is_told_by_the_kernels_words_whatever_the_status(
+    engine: FakeEngine, call: str, status: int, message: str
+) -> None:
+    engine.answers(r"GET /containers/\w+/json", Answer(200, description()))
+    engine.answers(ROUTES[call], Answer(status, {"message": message}))
+    assert failing(engine, call).kind is ErrorKind.DISK_FULL
+
+
+def test_a_proxy_with_a_full_disk_says_nothing_about_a_sandbox(engine: FakeEngine) -> None:
+    engine.answers(ROUTES["start"], Answer(500, b"<html>no space left on device</html>"))
+    assert failing(engine, "start").kind is ErrorKind.SERVER
+
+
+def test_a_creation_whose_container_finds_no_room_to_start_has_allocated_it(engine: FakeEngine) -> None:
+    engine.answers(ROUTES["start"], Answer(500, {"message": "mkdir /x/merged: no space left on device"}))
+    error = failing(engine, "create")
+    assert (error.kind, error.nothing_allocated) == (ErrorKind.DISK_FULL, False)
 
 
 def test_deleting_what_is_gone_changes_nothing(engine: FakeEngine) -> None:
