@@ -32,6 +32,7 @@ from leases.models import (
     Recovery,
     Run,
 )
+from leases.waking import wake
 from providers.contract import ErrorKind, ProviderError, Resource
 from providers.registry import ProviderUnavailable, load
 
@@ -188,16 +189,24 @@ def stop(lease: Lease, *, actor: str) -> bool:
     """End the generation of a locked lease, if one runs, because somebody stopped the run or the lease.
 
     What an attempt has started by then is stopped: a confirmed restart by its teardown, which waits for no saving any
-    more, another by its recovery.
+    more. One that nobody answered for yet keeps the generation until it is settled, so that the earlier receipt stands
+    again even where the provider is not heard of any more (`end_recovery`).
     """
     recovery = running(lease)
     if recovery is None:
         return False
-    recovery.failure, recovery.error_kind, recovery.error_excerpt = Failure.STOPPED, "", ""
     starts = recovery.operations.select_for_update(no_key=True).filter(state=Operation.State.PENDING)
     pending = list(starts.order_by("pk"))  # before any obligation
-    exhaust(recovery, actor=actor)
+    recovery.failure, recovery.error_kind, recovery.error_excerpt = Failure.STOPPED, "", ""
     end_saving(recovery, BridgeActivity.Outcome.FAILED)
+    if not pending:
+        exhaust(recovery, actor=actor)
+        return True
+    recovery.disposition, recovery.ends_at = Recovery.Disposition.RETRY, database_now()
+    recovery.save(update_fields=["failure", "disposition", "error_kind", "error_excerpt", "ends_at"])
+    audit.record("recovery.stopped", recovery, company_id=recovery.company_id, actor=actor, lease=str(lease.pk))
+    end = Obligation.objects.get(lease=lease, kind=Kind.END_RECOVERY, closed_at__isnull=True)
+    wake(end.pk)
     for operation in pending:
         journal.wake_recovery(operation, explicit=True)
     return True
@@ -235,6 +244,8 @@ def failed(recovery: Recovery, error: ProviderError, *, failure: Failure | None 
     if failure is None:
         own = error.kind in (ErrorKind.DISK_FULL, ErrorKind.CANNOT_START)
         failure = Failure.SOURCE_UNAVAILABLE if own else Failure.PROVIDER_UNAVAILABLE
+    if recovery.failure == Failure.STOPPED:
+        return True
     recovery.failure, recovery.error_kind, recovery.error_excerpt = failure, error.kind.value, error.excerpt
     recovery.disposition = Recovery.Disposition.RETRY
     pause = PAUSES[min(recovery.attempts, ATTEMPTS - 1)]

@@ -259,7 +259,6 @@ def _confirmed(claim: Claim, operation: Operation | None, lease: Lease, resource
             lease = Lease.objects.select_for_update(no_key=True).get(pk=lease.pk)
         row = fenced(claim)
         recovery = recovering.running(lease)
-        mine = row is not None and recovery is not None
         if operation is None:
             # Nobody of ours started it. A look of an attempt that lost its row may be older than what came since.
             if recovery is None or row is None or lease.state not in Lease.KEPT:
@@ -269,11 +268,10 @@ def _confirmed(claim: Claim, operation: Operation | None, lease: Lease, resource
         if operation.state != Operation.State.PENDING:
             reuse.stop_what_runs(operation, lease, resource, audit.SYSTEM)
             return False
-        if not mine:
+        if row is None or recovery is None or recovery.failure == Failure.STOPPED:
             journal.calls_ended(operation)
             reuse.stop_again(operation, lease, resource, reason="workspace_recovery", actor=audit.SYSTEM)
             return False
-        assert recovery is not None  # noqa: S101 - `mine` says so
         recovering.restarted(lease, recovery, resource, operation=operation, saves=True, actor=audit.SYSTEM)
         return True
 

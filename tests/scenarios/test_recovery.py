@@ -182,3 +182,83 @@ def test_an_operators_request_begins_a_new_generation(rehearsal: Rehearsal) -> N
     sweep(rehearsal)
     second.refresh_from_db()
     assert (first.generation, second.generation, second.state) == (1, 2, "complete")
+
+
+def test_a_stop_ends_it_whatever_an_attempt_is_at(rehearsal: Rehearsal) -> None:
+    """A person stops the run in the middle: of the start, of the saving, and between two attempts."""
+    import leases
+
+    lease = failed(rehearsal)
+
+    def stop(_: str) -> None:
+        try:
+            leases.stop(company_id=lease.company_id, lease_id=lease.pk, actor="user")
+        finally:
+            connection.close()  # of the call's thread
+
+    for moment in ("start", "archive"):
+        recovery = recover(lease)
+        rehearsal.world.hooks[moment] = stop
+        sweep(rehearsal)
+        rehearsal.world.hooks.clear()
+        recovery.refresh_from_db()
+        assert (moment, recovery.state, recovery.failure) == (moment, "exhausted", "stopped")
+        assert (state(lease), rehearsal.world.of(lease.resource_id).state) == ("retained", "stopped")
+        assert open_kinds(lease) == {"dispose"}
+        assert not Archive.objects.filter(lease=lease, receipt__isnull=False).exists()
+    recovery = recover(lease)
+    rehearsal.world.hooks["start"] = fails(ErrorKind.REFUSED)
+    sweep(rehearsal)
+    leases.stop(company_id=lease.company_id, lease_id=lease.pk, actor="user")
+    recovery.refresh_from_db()
+    assert (recovery.state, recovery.failure) == ("exhausted", "stopped")
+
+
+def test_a_dead_account_ends_it_at_the_end_of_its_time(rehearsal: Rehearsal) -> None:
+    """Its start was asked for, and then nobody answers any more: the earlier receipt stands, and somebody watches."""
+    lease = failed(rehearsal)
+
+    def dies(_: str) -> None:
+        for name in ("start", "stop", "inspect", "identify"):
+            rehearsal.world.hooks[name] = fails(ErrorKind.CONNECTION)
+        fails(ErrorKind.CONNECTION)(_)
+
+    recovery = recover(lease)
+    rehearsal.world.hooks["start"] = dies
+    sweep(rehearsal)
+    recovery.refresh_from_db()
+    lease.refresh_from_db()
+    assert (recovery.state, recovery.attempts) == ("running", 1)
+    assert proof.is_proven_ended(lease)
+    assert lease.may_be_running_since is not None
+    Recovery.objects.filter(pk=recovery.pk).update(ends_at=factories.at(0))
+    falls_due(owed(lease, "end_recovery"))
+    sweep(rehearsal)
+    recovery.refresh_from_db()
+    assert (recovery.state, recovery.failure) == ("exhausted", "provider_unavailable")
+    assert open_kinds(lease) == {"dispose", "watch_restart"}
+
+
+@pytest.mark.parametrize("seen", ["running", "stopped"])
+def test_what_may_be_running_is_looked_at_until_that_is_known(rehearsal: Rehearsal, seen: str) -> None:
+    """Beyond domain 9.2: seen running it is stopped, with a receipt of its own; seen stopped, nobody looks any more."""
+    lease = failed(rehearsal)
+    recovery = recover(lease)
+    rehearsal.world.hooks["start"] = fails(ErrorKind.SERVER)
+    rehearsal.world.hooks["stop"] = fails(ErrorKind.SERVER)
+    rehearsal.world.hooks["inspect"] = after_first(rehearsal, fails(ErrorKind.SERVER))
+    sweep(rehearsal)
+    Recovery.objects.filter(pk=recovery.pk).update(ends_at=factories.at(0))
+    falls_due(owed(lease, "end_recovery"))
+    rehearsal.world.hooks.clear()
+    rehearsal.world.of(lease.resource_id).state = seen
+    Operation.objects.filter(source=lease).update(created_at=factories.at(-9999))
+    type(rehearsal.account).objects.filter(pk=rehearsal.account.pk).update(circuit="closed", blocked_until=None)
+    falls_due(owed(lease, "watch_restart"))
+    sweep(rehearsal)
+    lease.refresh_from_db()
+    assert (state(lease), lease.may_be_running_since, open_kinds(lease)) == ("retained", None, {"dispose"})
+    assert lease.epoch == (2 if seen == "running" else 1)
+    assert evidence(lease) == ["stopped", "stopped"]
+    assert rehearsal.world.of(lease.resource_id).state == "stopped"
+    assert proof.is_proven_ended(lease)
