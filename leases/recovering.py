@@ -230,9 +230,14 @@ def journal_start(lease: Lease, recovery: Recovery) -> Operation:
     operation = planning.restart(lease, recovery)
     run = Run.objects.filter(pk=lease.run_id).first() if lease.run_id else None
     journal.write(operation, due_in=bounds.START_OVER, run=run, actor=audit.SYSTEM)
-    recovery.attempts += 1
-    recovery.save(update_fields=["attempts"])
+    count(recovery)
     return operation
+
+
+def count(recovery: Recovery) -> None:
+    """Count an attempt of a running generation: also one that needed no start, or found nothing to be started."""
+    recovery.attempts = min(recovery.attempts + 1, ATTEMPTS)
+    recovery.save(update_fields=["attempts"])
 
 
 def failed(recovery: Recovery, error: ProviderError, *, failure: Failure | None = None) -> bool:

@@ -181,7 +181,7 @@ def _restart(
         return (yield from _save(claim, context, provider, lease))
     if error is None:
         error = ProviderError(ErrorKind.REFUSED, "the sandbox was started, and did not come to run")
-    _note_failure(claim, operation, error)
+    _note_failure(claim, operation, error, refused=not maybe)
 
     # It failed: stopped again, or the start withdrawn.
     if not _announce_stop(claim, context, operation):
@@ -263,6 +263,7 @@ def _confirmed(claim: Claim, operation: Operation | None, lease: Lease, resource
             # Nobody of ours started it. A look of an attempt that lost its row may be older than what came since.
             if recovery is None or row is None or lease.state not in Lease.KEPT:
                 return False
+            recovering.count(recovery)
             recovering.restarted(lease, recovery, resource, operation=None, saves=True, actor=audit.SYSTEM)
             return True
         if operation.state != Operation.State.PENDING:
@@ -276,14 +277,18 @@ def _confirmed(claim: Claim, operation: Operation | None, lease: Lease, resource
         return True
 
 
-def _note_failure(claim: Claim, operation: Operation, error: ProviderError) -> None:
-    """Write why the restart failed before anything else is asked: whoever goes on from here knows it."""
+def _note_failure(claim: Claim, operation: Operation, error: ProviderError, *, refused: bool) -> None:
+    """Write why the restart failed before anything else is asked: whoever goes on from here knows it.
+
+    `refused`: the provider said that it does not do it. A start that it accepted may still be done, whatever was seen.
+    """
     with transaction.atomic():
+        journal.locked_start(operation)  # before any obligation
         locked = _locked(claim)
         if locked is None:
             return
         _, _, recovery = locked
-        if not reuse.may_be_done(error):
+        if refused:
             journal.calls_ended(operation)
         recovering.failed(recovery, error)
 
@@ -480,8 +485,7 @@ def _failed(claim: Claim, error: ProviderError, failure: Failure | None = None) 
         if locked is None:
             return Done(proven=False)
         _, _, recovery = locked
-        recovery.attempts = min(recovery.attempts + 1, recovering.ATTEMPTS)
-        recovery.save(update_fields=["attempts"])
+        recovering.count(recovery)
         if recovering.failed(recovery, error, failure=failure):
             return _exhaust(claim, recovery, error)
         return Failed(error.kind, error.excerpt, until=recovery.next_attempt_at)

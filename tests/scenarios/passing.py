@@ -17,20 +17,26 @@ from leases.models import Obligation
 
 _DEADLINES = {
     "leases_run": ("controller_expires_at", "finished_at", "controller_gave_up_at"),
-    "leases_lease": ("kept_until", "expires_at", "ends_at", "released_at"),
+    "leases_lease": ("kept_until", "expires_at", "ends_at", "released_at", "may_be_running_since"),
     "leases_hold": ("until",),
     "leases_obligation": ("due_at", "owed_since", "not_before", "drain_until", "claimed_at", "absent_since"),
     "leases_installation": ("gap_ended_at", "calm_until"),
     "leases_bridgeactivity": ("deadline",),
     "leases_operation": ("created_at",),
+    "leases_recovery": ("next_attempt_at", "ends_at"),
 }
 _OPEN = {"leases_obligation": "closed_at IS NULL", "leases_hold": "ended_at IS NULL"}
 
 
-def shift(seconds: float, *, renewing: Collection[UUID] = ()) -> None:
-    """Move every deadline so much nearer. The runs of `renewing` are held by controllers that go on renewing."""
+def shift(seconds: float, *, renewing: Collection[UUID] = (), only: Collection[str] = tuple(_DEADLINES)) -> None:
+    """Move every deadline so much nearer, or those of `only` these tables.
+
+    The runs of `renewing` are held by controllers that go on renewing.
+    """
     with _without_triggers(), connection.cursor() as cursor:
         for table, columns in _DEADLINES.items():
+            if table not in only:
+                continue
             sets = ", ".join(f"{column} = {column} - %(s)s * interval '1 s'" for column in columns)
             where = _OPEN.get(table, "true")
             if table == "leases_run":
