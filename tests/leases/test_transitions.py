@@ -92,8 +92,10 @@ def _writes(node: ast.AST) -> str:
                 if keyword.arg == "state" or (keyword.arg in {"defaults", None} and _has_key(keyword.value)):
                     return f"passes state= to {ast.unparse(node.func)}"
             return ""
-        case ast.keyword(arg="update_fields", value=value) if _names_state(value):
-            return "saves the column state"
+        case ast.Call(func=ast.Attribute(value=row, attr="save"), keywords=keywords) if any(
+            keyword.arg == "update_fields" and _names_state(keyword.value) for keyword in keywords
+        ):
+            return f"saves the column state of {ast.unparse(row)}"
         case ast.Constant(value=str(text)) if RAW.search(text):
             return "writes the table in SQL"
         case _:
@@ -145,6 +147,13 @@ def test_the_scan_below_takes_no_reader_for_a_writer(source: str) -> None:
     assert writers_of_state(source) == []
 
 
+OF_OTHER_TABLES = {
+    "leases/recovering.py": {"assigns recovery.state", "saves the column state of recovery"},
+    "leases/continuing.py": {"passes state= to Continuation.objects.filter(pk=row.pk).update"},
+}
+"""Writers of a column of that name in another table."""
+
+
 def _sources() -> Iterator[Path]:
     for package in ("leases", "cleanup", "paperclip_env"):
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -154,11 +163,11 @@ def _sources() -> Iterator[Path]:
 
 def test_nothing_but_the_transitions_writes_the_state_of_a_lease() -> None:
     writers = {
-        str(path.relative_to(ROOT)): found
+        str(path.relative_to(ROOT)): {line.split(": ", 1)[1] for line in found}
         for path in _sources()
         if path != ROOT / "leases" / "transitions.py" and (found := writers_of_state(path.read_text(encoding="utf-8")))
     }
-    assert writers == {}
+    assert writers == OF_OTHER_TABLES
 
 
 def test_the_functions_of_the_table_are_the_writers_within_the_module() -> None:
