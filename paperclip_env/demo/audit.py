@@ -15,6 +15,7 @@ from leases import bounds
 from leases.calling import open_recorded
 from leases.models import Installation, Lease, Obligation, Operation, ProviderAccount, Receipt
 from paperclip_env.demo.cast import LINES, Cast
+from paperclip_env.demo.continued import Continued
 from paperclip_env.demo.losses import Losses
 from paperclip_env.demo.machinery import wait_until
 from paperclip_env.demo.orphans import Orphan
@@ -32,11 +33,15 @@ class Finding:
     good: bool
 
 
-def findings(cast: Cast, losses: Losses, orphan: Orphan, directory: Path) -> list[Finding]:
+def findings(cast: Cast, losses: Losses, orphan: Orphan, continued: Continued, directory: Path) -> list[Finding]:
     """Return every finding of the audit; the demo succeeded when all are good."""
     found = [_lease(part.title, part.lease) for part in cast.parts]
     found += [_lease(loss.title, loss.lease) for loss in losses.all]
     found.append(_lease("was nobody's when its controller fell silent", orphan.lease))
+    found.append(_lease("failed, was reopened to save its files, and goes on in another run", continued.lease))
+    saved = continued.saved_lines()
+    what = f"{saved} of {LINES} lines of the failed run are in its archive, and one run goes on from it"
+    found.append(Finding(what, continued.is_right()))
     opened = {kind.kind: kind.open for kind in report.owed().kinds}
     ends, kept = opened.pop(Obligation.Kind.DISPOSE), Lease.objects.filter(state__in=Lease.KEPT).count()
     del opened[Obligation.Kind.WATCH_CONTROLLERS]  # stands for the fleet, and waits for the next controller

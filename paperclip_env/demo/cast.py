@@ -25,7 +25,7 @@ from providers.rehearsing import Kind
 _DAEMON = "(setsid sh -c 'trap \"\" HUP TERM; while :; do sleep 1; done' >/dev/null 2>&1 &) ; echo started"
 LINES = 5
 """How many lines the work writes into `work.txt`."""
-_WORK = "for i in 1 2 3 4 5; do echo line $i; done > work.txt && wc -l < work.txt"
+WORK = "for i in 1 2 3 4 5; do echo line $i; done > work.txt && wc -l < work.txt"
 
 
 @dataclass
@@ -176,7 +176,7 @@ class Cast:
         return part
 
     def _works(self, part: Part) -> None:
-        done = leases.bridge(part.lease.pk).execute(["sh", "-c", _WORK])
+        done = leases.bridge(part.lease.pk).execute(["sh", "-c", WORK])
         if done.exit_code != 0 or int(done.stdout or 0) != LINES:
             raise RuntimeError(f"the work of {part.title!r} came out wrong: {done}")
 
