@@ -1,4 +1,4 @@
-"""Settings that would make the engine unsafe are refused before anything starts; doubts about the database are told."""
+"""Settings that would make the engine unsafe are refused before anything starts; doubts about the rest are told."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connection
 
 from cleanup.backoff import PROTECTION, RENEW_EVERY
-from leases import bounds, trust
+from leases import archive_storage, bounds, trust
 
 
 def require_protection_to_exceed_calls() -> None:
@@ -63,3 +63,13 @@ def tell_of_the_database(databases: Sequence[str] | None = None, **_: Any) -> li
             )
         )
     return found
+
+
+@checks.register(checks.Tags.files)
+def tell_of_the_storage_of_archives(**_: Any) -> list[checks.CheckMessage]:
+    """Warn where archives of workspaces cannot be written. Only looks; `manage.py archive --check` writes one."""
+    trouble = archive_storage.trouble()
+    if not trouble:
+        return []
+    hint = "Recovery of files fails with storage_unavailable until then. See docs/recovery.md, Archives."
+    return [checks.Warning(trouble, hint=hint, id="paperclip.W004")]

@@ -16,12 +16,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 from uuid import UUID, uuid4
 
 from django.conf import settings
 from django.core.files.base import ContentFile
-from django.core.files.storage import Storage, storages
+from django.core.files.storage import FileSystemStorage, Storage, storages
 
 from leases.errors import LeaseError
 from leases.tar_stream import TarStream
@@ -134,6 +135,27 @@ def reading(name: str, saved: Saved) -> Iterator[BinaryIO]:
         yield cast("BinaryIO", reader)
         while verified.read(PIECE):
             pass
+
+
+def trouble() -> str:
+    """Return a sentence about what keeps archives from being written, as far as looking tells; empty for nothing.
+
+    Changes nothing: a directory that is not there yet is made with the first archive, where that can be.
+    """
+    try:
+        where = storage()
+    except StorageFailed as failure:
+        return f"{failure}; see PAPERCLIP_ARCHIVE_STORAGE and PAPERCLIP_ARCHIVE_STORAGE_OPTIONS."
+    if not isinstance(where, FileSystemStorage):
+        return ""
+    there = Path(where.location)
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        return f"{there} is no directory, and archives of workspaces are kept in {where.location}."
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"{there} cannot be written to, and archives of workspaces are kept in {where.location}."
+    return ""
 
 
 def probe() -> None:

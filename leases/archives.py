@@ -193,12 +193,13 @@ def remove_unfinished(recovery: Recovery | None = None, *, actor: str = audit.SY
     restored one.
     """
     if recovery is not None:
-        return _remove_all(_unfinished().filter(recovery=recovery), actor=actor, reason=UNFINISHED, soon=True)
+        return _remove_all(unfinished().filter(recovery=recovery), actor=actor, reason=UNFINISHED, soon=True)
     require_trust("removing archives")
-    return _remove_all(_unfinished(), actor=actor, reason=UNFINISHED)
+    return _remove_all(unfinished(), actor=actor, reason=UNFINISHED)
 
 
-def _unfinished() -> QuerySet[Archive]:
+def unfinished() -> QuerySet[Archive]:
+    """Return the archives that will never be offered: what `remove_unfinished` removes."""
     over = ~Q(Exists(Obligation.objects.filter(attempt_id=OuterRef("attempt_id"))))
     in_vain = Q(saved_at__isnull=False, receipt__isnull=True) & ~Q(recovery__state=Recovery.State.RUNNING)
     return Archive.objects.filter(Q(saved_at__isnull=True) & over | in_vain, removed_at__isnull=True)

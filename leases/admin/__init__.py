@@ -10,6 +10,7 @@ from django.contrib import admin
 
 from leases.admin import (
     accounts,
+    archives,
     audit,
     environments,
     holds,
@@ -23,6 +24,7 @@ from leases.admin import (
 
 __all__ = [
     "accounts",
+    "archives",
     "audit",
     "environments",
     "holds",

@@ -10,11 +10,12 @@ from argparse import ArgumentParser, ArgumentTypeError
 from datetime import UTC, datetime
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from tqdm import tqdm
 
 from cleanup.management.decision import Wrong, operator_name
-from leases import pruning
+from leases import archives, pruning
 from leases.errors import LeaseError
 
 
@@ -29,8 +30,9 @@ def _moment(text: str) -> datetime:
 class Command(BaseCommand):
     help = (
         "Remove closed history that was over before a date: attempts, ended work and holds, closed obligations, and "
-        "sandboxes of which nothing is owed, held, live or unproven, with their leases, receipts and journal. Exit "
-        "status 1 when it is refused, 130 when it was interrupted."
+        "sandboxes of which nothing is owed, held, live or unproven, with their leases, receipts and journal. Also the "
+        "files of archives that are older than PAPERCLIP_ARCHIVE_DAYS, whose rows stay. Exit status 1 when it is "
+        "refused, 130 when it was interrupted."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -54,10 +56,11 @@ class Command(BaseCommand):
             removed = (
                 pruning.what_is_over(before, log=options["log"]) if options["dry_run"] else self._prune(before, options)
             )
+            files = 0 if removed.stopped else _remove_archives(options)
         except LeaseError as refusal:
             self._refuse(refusal, as_json=options["json"])
             return
-        self._say(removed, options)
+        self._say(removed, files, options)
         if removed.stopped:
             sys.exit(130)
 
@@ -80,19 +83,22 @@ class Command(BaseCommand):
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _say(self, removed: pruning.Removed, options: dict[str, Any]) -> None:
+    def _say(self, removed: pruning.Removed, files: int, options: dict[str, Any]) -> None:
         if options["json"]:
             found = {
                 "dry_run": options["dry_run"],
                 "before": removed.before.isoformat(),
                 "rows": removed.rows,
                 "total": removed.total,
+                "archive_files": files,
                 "interrupted": removed.stopped,
             }
             self.stdout.write(json.dumps(found, indent=2))
             return
         for name, count in removed.rows.items():
             self.stdout.write(f"{count:>10} {name}")
+        if files:
+            self.stdout.write(f"{files:>10} files of archives, whose rows stay")
         would = "would be removed; nothing was written" if options["dry_run"] else "removed"
         told = f"{removed.total} rows of before {removed.before:%Y-%m-%d %H:%M} UTC {would}."
         self.stdout.write(told + (" Interrupted: the rest is left." if removed.stopped else ""))
@@ -103,6 +109,17 @@ class Command(BaseCommand):
             raise CommandError(f"refused: {refusal}", returncode=status) from refusal
         self.stdout.write(json.dumps({"refused": refusal.code, "told": str(refusal)}, indent=2))
         sys.exit(status)
+
+
+def _remove_archives(options: dict[str, Any]) -> int:
+    """Remove the files of archives that are older than the setting says, or count them. 0 days: none is."""
+    days = settings.PAPERCLIP_ARCHIVE_DAYS
+    if not days:
+        return 0
+    if options["dry_run"]:
+        return archives.older_than(days).count()
+    actor = options["actor"] or operator_name()
+    return archives.remove_older_than(days, actor=actor, reason=options["reason"])
 
 
 def _advance(bar: Any, count: int) -> None:
