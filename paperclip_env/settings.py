@@ -217,7 +217,15 @@ CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # a worker outlasts any outage; the beat bounds its own waiting
 CELERY_BROKER_CONNECTION_TIMEOUT = 5
 
-_VISIBILITY_TIMEOUT_S = 300
+# The longest bound on a worker's provider call, in seconds; the shorter bounds of single calls stay. How long a claimed
+# row is left to a worker that is not heard of any more must exceed it by far (`manage.py check` compares them).
+PAPERCLIP_CALL_SECONDS = _whole_number("PAPERCLIP_CALL_SECONDS", 60, least=5)
+# For how long the files of one sandbox may be read and written away, in seconds.
+PAPERCLIP_SAVE_SECONDS = _whole_number("PAPERCLIP_SAVE_SECONDS", 300, least=5)
+
+# A sweep pulls for 60 s, and ends within one call bound more, or one saving of files.
+_LONGEST_SWEEP_S = 60 + PAPERCLIP_CALL_SECONDS + max(PAPERCLIP_CALL_SECONDS, PAPERCLIP_SAVE_SECONDS) + 20
+_VISIBILITY_TIMEOUT_S = _LONGEST_SWEEP_S + 100
 if CELERY_BROKER_URL.startswith(("redis://", "rediss://", "redis+socket://", "sentinel://")):
     CELERY_BROKER_TRANSPORT_OPTIONS: dict[str, Any] = {
         # A hint whose worker was killed is delivered again after this and at most one restore interval. The default
@@ -243,10 +251,10 @@ CELERY_RESULT_EXPIRES = None  # also keeps django-celery-beat from scheduling a 
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_TIMEZONE = "UTC"
 
-# A sweep pulls for 60 s and ends within one call bound more. The thread pool cannot enforce these two (the provider
-# calls bound themselves); they hold under prefork, and say what the visibility timeout has to exceed.
-CELERY_TASK_SOFT_TIME_LIMIT = 200
-CELERY_TASK_TIME_LIMIT = 240
+# The thread pool cannot enforce these two (the provider calls bound themselves); they hold under prefork, and say what
+# the visibility timeout has to exceed.
+CELERY_TASK_SOFT_TIME_LIMIT = _LONGEST_SWEEP_S
+CELERY_TASK_TIME_LIMIT = _LONGEST_SWEEP_S + 40
 
 # A publish gives up after a second or so beyond the socket timeouts: the row it hints at falls due again anyway.
 CELERY_TASK_PUBLISH_RETRY = True
@@ -272,11 +280,7 @@ CELERY_BEAT_SCHEDULER = "cleanup.beat:Scheduler"
 # How many provider calls one worker process may have in flight at once, over all accounts.
 PAPERCLIP_CALLS_IN_FLIGHT = _whole_number("PAPERCLIP_CALLS_IN_FLIGHT", 200, least=1)
 
-# The longest bound on a worker's provider call, in seconds; the shorter bounds of single calls stay. How long a claimed
-# row is left to a worker that is not heard of any more must exceed it by far (`manage.py check` compares them).
-PAPERCLIP_CALL_SECONDS = _whole_number("PAPERCLIP_CALL_SECONDS", 60, least=5)
-# For how long the files of one sandbox may be read and written away, in seconds.
-PAPERCLIP_SAVE_SECONDS = _whole_number("PAPERCLIP_SAVE_SECONDS", 300, least=5)
+# How long a claimed row is left to a worker that is not heard of any more, in seconds.
 PAPERCLIP_PROTECTION_SECONDS = _whole_number("PAPERCLIP_PROTECTION_SECONDS", 900, least=10)
 
 # Where the beat keeps what has to survive this database: how far it had been written (`cleanup.outside`). A directory
