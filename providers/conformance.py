@@ -18,13 +18,16 @@ the engine (`Harness.executes`), because an adapter that is wrong about its own 
 
 from __future__ import annotations
 
+import hashlib
+import io
 import secrets
+import tarfile
 import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -54,8 +57,13 @@ AnyProvider = Provider[Any, Any]
 T = TypeVar("T")
 
 ALL_CALLS = frozenset({"identify", "create", "find", "inspect", "start", "stop", "delete", "execute", "list"})
-OPTIONAL_CALLS = frozenset({"recover", "extend"})
+OPTIONAL_CALLS = frozenset({"recover", "extend", "archive"})
 """Methods that an adapter may leave as they are; they then refuse at once, without asking anybody."""
+_LONG_NAME = "-".join(["a-name-that-is-longer-than-the-hundred-bytes-of-a-header"] * 4)
+_LARGE = 5 << 20
+_LEFT_BEHIND = "ls -A . ${TMPDIR:-/tmp} | grep paperclip-env || true"
+_PACKING = "tar -cf - ."
+"""What packs an archive inside a sandbox, where one does, has this on its command line."""
 
 
 class Harness(ABC):
@@ -75,6 +83,8 @@ class Harness(ABC):
     """Seconds by which a call may exceed its bound."""
     trickled_calls: ClassVar[frozenset[str]] = ALL_CALLS | OPTIONAL_CALLS
     """Names of the methods that talk to the server at all. The others need only return in time."""
+    knows_absolute_paths: ClassVar[bool] = True
+    """Whether `archive` takes an absolute path. Where a sandbox has no file system of its own it need not."""
 
     # The provider.
 
@@ -300,6 +310,17 @@ def refused(kind: ErrorKind, call: Callable[[], object]) -> ProviderError:
         call()
     assert caught.value.kind is kind, f"expected {kind}, got {caught.value}"
     return caught.value
+
+
+def _names(packed: bytes) -> set[str]:
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        return {name.removeprefix("./") for name in tar.getnames()} - {".", ""}
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(member)
+    assert file is not None, f"{member.name} is no file"
+    return file.read()
 
 
 class ProviderConformance:
@@ -698,6 +719,141 @@ class ProviderConformance:
         sandboxes.becomes(resource, Gone)
         refused(ErrorKind.NOT_FOUND, lambda: sandboxes.run(resource, "true"))
 
+    # Archives.
+
+    def test_an_archive_holds_all_that_is_in_a_directory_and_changes_nothing(
+        self, harness: Harness, sandboxes: Sandboxes
+    ) -> None:
+        resource = self._with_files(sandboxes)
+        listing = f"find work | sort; cat work/sub/large | cksum; ls -ld work work/*; {_LEFT_BEHIND}"
+        before = sandboxes.run(resource, listing).stdout
+        packed = self._archived(sandboxes, resource, "work")
+        with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+            members = {member.name.removeprefix("./").rstrip("/"): member for member in tar if member.name != "."}
+            assert set(members) == {
+                *("empty", "sub", "sub/large", "program", "link", "outside", "hollow", "name with\nnewline"),
+                *(f"sub/{_LONG_NAME}", f"sub/{_LONG_NAME}/note"),
+            }
+            assert members["empty"].isdir()
+            assert members["sub"].isdir()
+            assert members["program"].mode & 0o777 == 0o750
+            assert members["hollow"].size == 0
+            assert (members["link"].issym(), members["link"].linkname) == (True, "sub/large")
+            # A link is what it says, wherever it leads.
+            assert (members["outside"].issym(), members["outside"].linkname) == (True, "/etc/passwd")
+            assert _content(tar, members[f"sub/{_LONG_NAME}/note"]) == b"saved\n"
+            large = _content(tar, members["sub/large"])
+        assert len(large) == _LARGE
+        assert (
+            hashlib.md5(large, usedforsecurity=False).hexdigest().encode()
+            in sandboxes.run(resource, "md5sum work/sub/large").stdout
+        )
+        assert sandboxes.run(resource, listing).stdout == before
+        assert isinstance(sandboxes.inspect(resource), Running)
+        # The same by its absolute path, where the provider knows such.
+        if harness.knows_absolute_paths:
+            where = sandboxes.run(resource, "pwd").stdout.decode().rstrip("\n")
+            assert _names(self._archived(sandboxes, resource, f"{where}/work/sub")) == {
+                "large",
+                _LONG_NAME,
+                f"{_LONG_NAME}/note",
+            }
+
+    def test_the_workspace_of_a_configuration_can_be_archived(self, harness: Harness, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create()
+        workspace = sandboxes.provider.workspace(sandboxes.config())
+        if not sandboxes.provider.capabilities.archives:
+            archive = sandboxes.provider.archive(resource.resource_id, workspace, within=harness.within)
+            refused(ErrorKind.REFUSED, lambda: next(archive))
+            return
+        script = "mkdir -p saved/empty; echo kept >saved/note"
+        assert sandboxes.run(resource, script, cwd=None if workspace == "." else workspace).exit_code == 0
+        assert {"saved", "saved/empty", "saved/note"} <= _names(self._archived(sandboxes, resource, workspace))
+
+    def test_an_empty_directory_is_an_archive_too(self, sandboxes: Sandboxes) -> None:
+        resource = sandboxes.create()
+        sandboxes.run(resource, "mkdir hollow")
+        assert _names(self._archived(sandboxes, resource, "hollow")) == set()
+
+    @pytest.mark.parametrize("path", ["no-such-directory", "file", "file/below", "broken"])
+    def test_an_archive_of_what_is_no_directory_misses_it(self, sandboxes: Sandboxes, path: str) -> None:
+        resource = sandboxes.create()
+        sandboxes.run(resource, "touch file; ln -s nowhere broken")
+        refused(ErrorKind.MISSING_PATH, lambda: self._archived(sandboxes, resource, path))
+        assert isinstance(sandboxes.inspect(resource), Running)
+
+    @pytest.mark.parametrize("path", ["", "/", "..", "/.", "a\0b"])
+    def test_an_archive_of_a_whole_sandbox_is_invalid(self, sandboxes: Sandboxes, path: str) -> None:
+        resource = sandboxes.create()
+        refused(ErrorKind.INVALID, lambda: self._archived(sandboxes, resource, path))
+
+    def test_an_archive_of_a_stopped_sandbox_is_refused_and_does_not_start_it(self, sandboxes: Sandboxes) -> None:
+        resource = self._with_files(sandboxes)
+        sandboxes.stop(resource)
+        sandboxes.becomes(resource, Stopped)
+        refused(ErrorKind.REFUSED, lambda: self._archived(sandboxes, resource, "work"))
+        assert isinstance(sandboxes.inspect(resource), Stopped)
+
+    def test_an_archive_of_a_sandbox_that_is_gone_finds_nothing(self, sandboxes: Sandboxes) -> None:
+        resource = self._with_files(sandboxes)
+        sandboxes.delete(resource)
+        sandboxes.becomes(resource, Gone)
+        refused(ErrorKind.NOT_FOUND, lambda: self._archived(sandboxes, resource, "work"))
+
+    def test_files_are_read_again_after_a_stop_and_a_start(self, sandboxes: Sandboxes) -> None:
+        resource = self._with_files(sandboxes)
+        sandboxes.stop(resource)
+        sandboxes.becomes(resource, Stopped)
+        sandboxes.start(resource)
+        sandboxes.becomes(resource, Running)
+        assert "sub/large" in _names(self._archived(sandboxes, resource, "work"))
+
+    def test_nothing_is_asked_before_an_archive_is_read_and_its_bound_counts_from_there(
+        self, harness: Harness, sandboxes: Sandboxes
+    ) -> None:
+        resource = self._with_files(sandboxes)
+        absent = sandboxes.provider.archive("no-such-sandbox", "work", within=harness.within)
+        absent.close()
+        archive = sandboxes.provider.archive(resource.resource_id, "work", within=4.0)
+        time.sleep(0.5)
+        next(archive)
+        time.sleep(4.0)  # a reader that is slow uses its bound up
+        started = time.monotonic()
+        refused(ErrorKind.TIMEOUT, lambda: list(archive))
+        assert time.monotonic() - started < harness.margin
+
+    def test_an_archive_that_is_given_up_leaves_nothing_running(self, harness: Harness, sandboxes: Sandboxes) -> None:
+        resource = self._with_files(sandboxes)
+        before = sandboxes.run(resource, _LEFT_BEHIND).stdout
+        archive = sandboxes.provider.archive(resource.resource_id, "work", within=harness.within)
+        next(archive)
+        archive.close()
+        assert sandboxes.run(resource, _LEFT_BEHIND).stdout == before
+        assert sandboxes.executes_no_more(resource, _PACKING)
+        # And the sandbox serves on, another archive included.
+        assert "sub/large" in _names(self._archived(sandboxes, resource, "work"))
+
+    def _with_files(self, sandboxes: Sandboxes) -> Resource:
+        if not sandboxes.provider.capabilities.archives:
+            pytest.skip("this provider does not hand files over")
+        resource = sandboxes.create()
+        script = f"""
+            mkdir -p work/empty work/sub/{_LONG_NAME} && cd work &&
+            head -c {_LARGE} /dev/urandom >sub/large && echo saved >sub/{_LONG_NAME}/note &&
+            echo '#!/bin/sh' >program && chmod 750 program && ln -s sub/large link && ln -s /etc/passwd outside &&
+            : >hollow && : >'name with
+newline'
+        """
+        done = sandboxes.run(resource, script)
+        assert done.exit_code == 0, done
+        return resource
+
+    def _archived(self, sandboxes: Sandboxes, resource: Resource, path: str) -> bytes:
+        if not sandboxes.provider.capabilities.archives:
+            pytest.skip("this provider does not hand files over")
+        with closing(sandboxes.provider.archive(resource.resource_id, path, within=sandboxes.harness.within)) as pieces:
+            return b"".join(pieces)
+
     # Listing.
 
     def test_list_holds_every_state_and_leaves_out_what_is_marked_otherwise(self, sandboxes: Sandboxes) -> None:
@@ -735,6 +891,7 @@ class ProviderConformance:
                 "list": lambda: provider.list(sandboxes.marks, within=bound),
                 "recover": lambda: provider.recover(resource_id, within=bound),
                 "extend": lambda: provider.extend(resource_id, 60, within=bound),
+                "archive": lambda: list(provider.archive(resource_id, "work", within=bound)),
             }
             started = time.monotonic()
             if call in OPTIONAL_CALLS and getattr(type(provider), call) is getattr(Provider, call):
@@ -805,6 +962,7 @@ class ProviderConformance:
                 lambda: provider.list(sandboxes.marks, within=bound),
                 lambda: provider.recover(absent.resource_id, within=bound),
                 lambda: provider.extend(absent.resource_id, 60, within=bound),
+                lambda: list(provider.archive(absent.resource_id, "work", within=bound)),
             ]
             failures: list[ProviderError] = []
             for call in calls:

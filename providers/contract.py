@@ -406,8 +406,8 @@ class Provider(ABC, Generic[E, C]):
     def archive(self, resource_id: str, path: str, *, within: float) -> Generator[bytes, None, None]:  # noqa: ARG002
         """Yield the directory `path` of a running sandbox, with all that is in it, as an uncompressed tar stream.
 
-        Member names are relative to `path` (`./a/b`); links are archived as links, never followed. Sockets, devices
-        and pipes may be left out. `path` is absolute, or relative to the directory in which commands start, as
+        Member names are relative to `path` (`a/b` or `./a/b`); links are archived as links, never followed. Sockets,
+        devices and pipes may be left out. `path` is absolute, or relative to the directory in which commands start, as
         `workspace` names it. Only where `Capabilities.archives`. Nothing in the sandbox is changed, and of its disk
         no room is needed that grows with the archive.
 

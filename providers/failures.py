@@ -86,7 +86,7 @@ def wait(value: str | None) -> float | None:
 def told(call: Call, answered: Answered, secret: str | None = None) -> str:
     """Return what an answer says, for people: without the secret, and without what a command was given."""
     # A command's environment and input may hold secrets, and a service may quote what it was sent.
-    quote = "" if call in {Call.EXECUTE, Call.ARCHIVE} else answered.message or ""
+    quote = "" if call is Call.EXECUTE else answered.message or ""
     if secret:
         quote = quote.replace(secret, "[redacted]")
     return f"{call} answered {answered.status}: {quote}" if quote else f"{call} answered {answered.status}"

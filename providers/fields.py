@@ -10,6 +10,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import AfterValidator
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LONGEST_PATH = 1024
 _REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,254}")
 
 
@@ -63,8 +64,17 @@ def _variables(env: dict[str, str]) -> dict[str, str]:
     return env
 
 
+def _directory(path: str) -> str:
+    inside = path == "." or path.strip("/.")
+    if not inside or ".." in path.split("/") or not path.isprintable() or len(path) > _LONGEST_PATH:
+        raise ValueError("must be a directory below /, absolute or relative to where commands start, without ..")
+    return path
+
+
 WebAddress = Annotated[str, AfterValidator(safe_url)]
 """The address of an API that is called with a key."""
+Directory = Annotated[str, AfterValidator(_directory)]
+"""A directory in a sandbox: absolute, or relative to the one in which commands start."""
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 Reference = Annotated[str, AfterValidator(_reference)]
 """The name of an image, a snapshot, a template, a region: with its tag or digest where it has one."""

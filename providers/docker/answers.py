@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from typing import Any
 
 from providers.contract import Busy, Ended, Resource, Running, Sighting, Stopped
 from providers.contract import Unknown as Unclear
 from providers.reading import marks, not_understood, structure, text
 
+_DIRECTORY = 1 << 31
+"""In a mode as Go writes it."""
 _OWN_PID_NAMESPACE = frozenset({"", "private"})
 
 
@@ -69,6 +73,27 @@ def is_paused(answer: object) -> bool:
     """Say whether a description of a container says that it is paused."""
     state = structure(structure(answer, "a description of a container").get("State"), "the state of a container")
     return state.get("Status") == "paused"
+
+
+def working_directory(answer: object) -> str:
+    """Read where commands start out of a description of a container."""
+    details = structure(answer, "a description of a container")
+    named = structure(details.get("Config"), "the configuration of a container").get("WorkingDir")
+    return named if isinstance(named, str) and named else "/"
+
+
+def is_directory(stat: str) -> bool:
+    """Read what an engine says, in a header beside an archive, of the path that was asked for."""
+    try:
+        told = json.loads(base64.b64decode(stat, validate=True))
+    except ValueError:
+        told = None
+    told = structure(told, "what a container's archive is of")
+    mode, podmans = told.get("mode"), told.get("isDir")
+    if not isinstance(mode, int):
+        raise not_understood("what a container's archive is of")
+    # Podman describes a link itself, and says beside it where that leads.
+    return podmans if isinstance(podmans, bool) else bool(mode & _DIRECTORY)
 
 
 def identifier(answer: object) -> str:

@@ -80,6 +80,20 @@ class Client(APIClient):
         self._raise_for_status(response)
         return response
 
+    def open_archive(self, container: str, directory: str) -> requests.Response:
+        """Ask for a directory as a tar stream, and return the answer as soon as it begins.
+
+        With `/.` behind it, the members are named relative to the directory.
+        """
+        response = self.get(
+            f"{self.base_url}/v{self._version}/containers/{container}/archive",
+            params={"path": f"{directory.rstrip('/')}/."},
+            headers={"Accept-Encoding": "identity"},
+            stream=True,
+        )
+        self._raise_for_status(response)
+        return response
+
 
 class Conversation:
     """One call's requests to the engine, all under one deadline."""

@@ -53,6 +53,12 @@ _MEANINGS = (
     _Meaning(ErrorKind.REFUSED, frozenset({404, 409, 500}), ("no such exec",)),
     # "removal of container ... is already in progress", "container is marked for removal and cannot be started".
     _Meaning(ErrorKind.BUSY, frozenset({409, 500}), ("is already in progress", "marked for removal")),
+    _Meaning(
+        ErrorKind.MISSING_PATH,
+        frozenset({400, 404, 500}),
+        ("could not find the file", "no such file or directory", "not a directory"),
+        frozenset({Call.ARCHIVE}),
+    ),
     # In the words of the kernel, which all engines hand on, behind those of whoever met it. Before what follows: the
     # rest of the text says what was being done.
     _Meaning(ErrorKind.DISK_FULL, frozenset(range(400, 600)), FULL_DISK, _NEEDING_ROOM),

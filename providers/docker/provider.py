@@ -14,10 +14,13 @@ What is asked for ends within its bound, over one connection of its own, and is 
 from __future__ import annotations
 
 import math
+import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from typing import Any, ClassVar
 
+from providers import archiving
 from providers.contract import (
     Capabilities,
     Command,
@@ -29,6 +32,7 @@ from providers.contract import (
     Provider,
     ProviderError,
     Resource,
+    Running,
     Sighting,
     Unknown,
     is_name,
@@ -38,9 +42,10 @@ from providers.docker import answers, commands
 from providers.docker.connection import Client, Conversation, Engine
 from providers.docker.schemas import DockerConfig, DockerEndpoint
 from providers.failures import Answered, Call, UnlessGone
-from providers.reading import carrying, text
+from providers.reading import carrying, text, unfit
 
 _ID = re.compile(r"[0-9a-f]{64}")
+_PIECE = 1 << 16
 
 
 class DockerProvider(Provider[DockerEndpoint, DockerConfig]):
@@ -57,6 +62,7 @@ class DockerProvider(Provider[DockerEndpoint, DockerConfig]):
         # An engine that copies an image to a busy disk takes its time before the container can be seen.
         creation_window=120.0,
         proves_no_allocation=frozenset({ErrorKind.INVALID, ErrorKind.NAME_TAKEN}),
+        archives=True,
     )
 
     def __init__(self, endpoint: DockerEndpoint, secret: str | None = None) -> None:
@@ -161,6 +167,37 @@ class DockerProvider(Provider[DockerEndpoint, DockerConfig]):
         _require_id(resource_id)
         with self._engine.conversation(Call.EXECUTE, within) as conversation:
             return commands.run(conversation, resource_id, command)
+
+    def archive(self, resource_id: str, path: str, *, within: float) -> Generator[bytes, None, None]:
+        """The engine reads the files itself, so nothing is needed in the image.
+
+        It says nothing of a file that it could not read, and leaves it out: Docker only notes it in its log.
+        """
+        _require_id(resource_id)
+        archiving.check(path)
+        with self._engine.conversation(Call.ARCHIVE, within) as conversation:
+            with conversation.asking(Call.ARCHIVE) as client:
+                details = client.inspect_container(resource_id)
+                sighting = answers.sighting(details, resource_id)
+            if not isinstance(sighting, Running):
+                raise unfit(sighting)
+            directory = posixpath.normpath(posixpath.join(answers.working_directory(details), path))
+            if not directory.strip("/"):
+                why = "commands start in /, which is no workspace: the configuration has to name one"
+                raise ProviderError(ErrorKind.MISSING_PATH, why)
+            with (
+                conversation.asking(Call.ARCHIVE) as client,
+                closing(client.open_archive(resource_id, directory)) as found,
+            ):
+                if not answers.is_directory(found.headers.get("X-Docker-Container-Path-Stat", "")):
+                    raise archiving.missing(path)
+                for piece in archiving.whole(found.iter_content(_PIECE)):
+                    conversation.deadline.left()
+                    yield piece
+
+    @classmethod
+    def workspace(cls, config: DockerConfig) -> str:
+        return config.workspace
 
     def list(self, marks: Mapping[str, str], *, within: float) -> Listing:
         filters = {"label": [f"{key}={value}" for key, value in marks.items()]} if marks else None

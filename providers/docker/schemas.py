@@ -8,7 +8,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import Field, ValidationInfo, field_validator
 
 from providers.contract import Schema
-from providers.fields import AbsolutePath, Reference, Variables, is_loopback, split_url
+from providers.fields import AbsolutePath, Directory, Reference, Variables, is_loopback, split_url
 
 _TLS_FIELDS = ("tls_ca", "tls_cert", "tls_key")
 _VOLUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
@@ -118,6 +118,10 @@ class DockerConfig(Schema):
     init: bool = False
     """Let the engine put its own init in front of `command`, for a command that does not reap. Podman needs
     `catatonit` on its host for this."""
+
+    workspace: Directory = "."
+    """The directory with the work, whose files are saved. `.` is the image's working directory, where commands start;
+    an image that names none starts them in /, which is no workspace."""
 
     @field_validator("command")
     @classmethod

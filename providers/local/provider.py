@@ -1,14 +1,15 @@
-"""The adapter: the nine methods of the contract, put together from the modules beside it."""
+"""The adapter: the methods of the contract, put together from the modules beside it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
+from providers import archiving
 from providers.contract import (
     Busy,
     Capabilities,
@@ -27,6 +28,8 @@ from providers.contract import (
     Stopped,
     Unknown,
 )
+from providers.fields import Directory
+from providers.local import archiving as packing
 from providers.local import client, ending, evidence, records
 from providers.local.deadline import Deadline
 from providers.local.disk import Sandbox, StateDirectory
@@ -53,6 +56,12 @@ def _variable(name: str) -> str:
     return _plain(name)
 
 
+def _relative(path: str) -> str:
+    if path.startswith("/"):
+        raise ValueError("must be relative: it is below the sandbox's own directory")
+    return path
+
+
 Text = Annotated[str, AfterValidator(_plain)]
 
 
@@ -73,6 +82,9 @@ class LocalConfig(Schema):
     env: dict[Annotated[str, AfterValidator(_variable)], Text] = Field(
         default={}, description="Environment of the main command and of every other one."
     )
+    workspace: Annotated[Directory, AfterValidator(_relative)] = Field(
+        default=".", description="The directory with the work, whose files are saved: relative to the sandbox's own."
+    )
 
 
 class LocalProvider(Provider[LocalEndpoint, LocalConfig]):
@@ -89,6 +101,7 @@ class LocalProvider(Provider[LocalEndpoint, LocalConfig]):
         # The bound on a call, and then some: a creator may be frozen between its last check and the rename.
         creation_window=600.0,
         proves_no_allocation=frozenset({ErrorKind.INVALID, ErrorKind.NAME_TAKEN, ErrorKind.SERVER}),
+        archives=True,
     )
 
     def identify(self, *, within: float) -> str:
@@ -177,6 +190,24 @@ class LocalProvider(Provider[LocalEndpoint, LocalConfig]):
             if evidence.supervisor_of(sandbox) is None:
                 raise ProviderError(ErrorKind.REFUSED, "the sandbox is not running")
             return client.execute(sandbox, command, deadline)
+
+    def archive(self, resource_id: str, path: str, *, within: float) -> Generator[bytes, None, None]:
+        """No lock is held meanwhile: a stop does not wait for a reader. `path` is relative to the sandbox's files."""
+        deadline = Deadline(within)
+        archiving.check(path)
+        with self._state(deadline) as state, self._sandbox(state, resource_id) as sandbox:
+            if sandbox is None:
+                raise _not_found(resource_id)
+            if evidence.supervisor_of(sandbox) is None:
+                raise ProviderError(ErrorKind.REFUSED, "the sandbox is not running")
+            yield from packing.pack(sandbox, path, deadline)
+            # What vanishes is left out; when all of it does, that was no archive.
+            if not state.stands(sandbox):
+                raise _not_found(resource_id)
+
+    @classmethod
+    def workspace(cls, config: LocalConfig) -> str:
+        return config.workspace
 
     def list(self, marks: Mapping[str, str], *, within: float) -> Listing:
         deadline = Deadline(within)

@@ -26,6 +26,7 @@ class LocalHarness(Harness):
     key: ClassVar[str] = "local"
     # `identify`, `find`, `list` read files, `inspect`, `stop` and `delete` ask the kernel: none waits for a server.
     trickled_calls: ClassVar[frozenset[str]] = frozenset({"execute", "start"})
+    knows_absolute_paths: ClassVar[bool] = False
 
     def __init__(self, base: Path) -> None:
         self.base = base

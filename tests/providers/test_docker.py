@@ -117,7 +117,7 @@ class DockerHarness(Harness):
         return {"base_url": self.engine.base_url}
 
     def config_data(self) -> dict[str, Any]:
-        return {"image": IMAGE}
+        return {"image": IMAGE, "workspace": "/root"}
 
     def executes(self, resource: Resource, tag: str) -> bool:
         return bool(executing(tag))
