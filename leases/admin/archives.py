@@ -24,7 +24,7 @@ from typing_extensions import override
 from leases import archive_storage, archives, audit
 from leases.admin.decisions import Choice
 from leases.admin.stock import ViewOnly
-from leases.admin.times import NONE, badge, of_row
+from leases.admin.times import NONE, badge, of_row, short
 from leases.errors import LeaseError
 from leases.models import Archive
 
@@ -63,7 +63,7 @@ class StandingFilter(admin.SimpleListFilter):
 @admin.register(Archive)
 class ArchiveAdmin(ViewOnly[Archive]):
     identities = ("id", "lease_id", "recovery_id", "attempt_id", "lease__run_id", "company_id")
-    list_display = ("begun", "standing", "of_lease", "company", "shown_size", "path", "saved", "removed")
+    list_display = ("begun", "in_a_word", "of_lease", "company", "shown_size", "saved", "removed")
     list_filter = (StandingFilter, "company")
     list_select_related = ("company", "lease")
     search_fields = ("lease__resource_id__startswith", "company__name__startswith")
@@ -112,15 +112,22 @@ class ArchiveAdmin(ViewOnly[Archive]):
 
     @admin.display(description="standing")
     def standing(self, row: Archive) -> SafeString:
-        if archives.is_offered(row):
-            return badge("offered", "good")
-        tone = "plain" if row.removed_at is not None else "pending"
-        return badge(archives.standing(row), tone)
+        return badge(archives.standing(row), _tone(row))
+
+    @admin.display(description="standing")
+    def in_a_word(self, row: Archive) -> SafeString:
+        if row.removed_at is not None:
+            word = "removed"
+        elif row.saved_at is None:
+            word = "not whole"
+        else:
+            word = "offered" if archives.is_offered(row) else "not sealed"
+        return badge(word, _tone(row))
 
     @admin.display(description="lease", ordering="lease")
     def of_lease(self, row: Archive) -> SafeString:
         url = reverse("admin:leases_lease_change", args=[row.lease_id])
-        return format_html('<a href="{}">{}</a>', url, row.lease.resource_id or row.lease_id)
+        return format_html('<a href="{}">{}</a>', url, short(row.lease.resource_id or str(row.lease_id)))
 
     @admin.display(description="size", ordering="size")
     def shown_size(self, row: Archive) -> str:
@@ -137,6 +144,12 @@ class ArchiveAdmin(ViewOnly[Archive]):
     @admin.display(description="removed", ordering="removed_at")
     def removed(self, row: Archive) -> SafeString | str:
         return of_row(row, "removed_at")
+
+
+def _tone(row: Archive) -> str:
+    if row.removed_at is not None:
+        return "plain"
+    return "good" if archives.is_offered(row) else "pending"
 
 
 class _Pieces:

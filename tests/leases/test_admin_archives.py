@@ -26,6 +26,9 @@ def directory(tmp_path: Path, settings: Any) -> Path:
     return tmp_path / "archives"
 
 
+WORDS = {"unfinished": "not whole", "unsealed": "not sealed", "offered": "offered", "removed": "removed"}
+
+
 def somebody(*codenames: str) -> Client:
     user = User.objects.create_user("olga", password="x", is_staff=True)
     user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
@@ -128,7 +131,8 @@ def test_the_list_shows_where_each_stands_and_filters_by_it(olga: Client) -> Non
     address = reverse("admin:leases_archive_changelist")
     everything = olga.get(address).content.decode()
     for standing, archive in archives_by.items():
-        assert archive.lease.resource_id in everything
+        assert str(archive.lease_id) in everything
+        assert WORDS[standing] in everything
         rows = olga.get(address, {"standing": standing}).context["cl"].queryset
         assert list(rows) == [archive]
     found = olga.get(address, {"q": str(archives_by["offered"].lease_id)}).context["cl"].queryset
