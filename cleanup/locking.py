@@ -9,11 +9,12 @@ from collections.abc import Callable
 from uuid import UUID
 
 from django.db import DatabaseError, transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from psycopg.errors import LockNotAvailable
 
+from cleanup.claims import Claim
 from cleanup.work import Contended, Outcome
-from leases.models import Issue, Lease, Run
+from leases.models import Issue, Lease, Obligation, Run
 
 
 class _Changed(Exception):
@@ -52,3 +53,12 @@ def locked_in_order(lease_id: UUID) -> Lease:
 def also_locked(leases: QuerySet[Lease]) -> list[Lease]:
     """Lock and return more leases in the same way. Not waited for, so their place in the order is free."""
     return list(leases.select_for_update(no_key=True, nowait=True, of=("self",)).order_by("pk"))
+
+
+def own_rows(claim: Claim, woken: QuerySet[Obligation]) -> None:
+    """Lock the claim's own row, and the open ones that its settle wakes, without waiting for anybody.
+
+    For a settle whose row is woken together with those: whoever wakes them both may hold either.
+    """
+    rows = Obligation.objects.filter(Q(pk=claim.obligation_id) | Q(pk__in=woken.values("pk")), closed_at__isnull=True)
+    list(rows.select_for_update(no_key=True, nowait=True, of=("self",)).order_by("pk").values_list("pk", flat=True))

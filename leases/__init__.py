@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from leases.archives import open_archive
     from leases.archiving import archive_credential, delete_credential
     from leases.bridging import bridge
+    from leases.cancelling import cancellation, request_cancellation
     from leases.closing import close_company
     from leases.continuing import request_retry, save_message
     from leases.continuing import withdraw as withdraw_continuation
@@ -36,6 +37,7 @@ __all__ = [
     "acquire",
     "archive_credential",
     "bridge",
+    "cancellation",
     "close_company",
     "close_recovery_action",
     "delete_credential",
@@ -50,6 +52,7 @@ __all__ = [
     "recover_workspace",
     "release",
     "renew",
+    "request_cancellation",
     "request_retry",
     "retry",
     "save_message",
@@ -68,6 +71,7 @@ _HOMES = {
     "acquire": "leases.acquisition",
     "archive_credential": "leases.archiving",
     "bridge": "leases.bridging",
+    "cancellation": "leases.cancelling",
     "close_company": "leases.closing",
     "close_recovery_action": "leases.facts",
     "delete_credential": "leases.archiving",
@@ -82,6 +86,7 @@ _HOMES = {
     "open_recovery_action": "leases.facts",
     "release": "leases.releasing",
     "renew": "leases.controllers",
+    "request_cancellation": "leases.cancelling",
     "request_retry": "leases.continuing",
     "retry": "leases.retrying",
     "save_message": "leases.continuing",

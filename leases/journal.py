@@ -116,6 +116,8 @@ def authority_problem(company_id: UUID, environment_id: UUID, run_id: UUID | Non
         return "there is no such run in this company"
     if run is not None and not run.is_live:
         return f"the run is over ({run.status})"
+    if run is not None and run.cancel_requested_at is not None:
+        return "the cancellation of the run was asked for"  # whatever its status says since
     if companies.is_closed(company_id):
         return "the company is closed"
     environment = Environment.objects.filter(pk=environment_id, company_id=company_id).first()

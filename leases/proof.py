@@ -7,7 +7,10 @@ does one prove anything that is older than the end of a start which an operator 
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models.functions import Coalesce
 
 from leases.models import Lease, Obligation, Operation, Receipt
 
@@ -53,11 +56,13 @@ def unproven() -> QuerySet[Obligation]:
 def paid_since() -> Q:
     """Whether an obligation that was ended unverified has its proof after all, or its sandbox a new owner.
 
-    A start's is paid by a receipt of an epoch that began after it was given up. A lease's whose sandbox was found is
-    owed by its next teardown.
+    A start's is paid by a receipt of an epoch that began after it was given up, or that says that the sandbox was gone
+    since. A startup's is paid when nothing of it is `unended` any more. A lease's whose sandbox was found is owed by
+    its next teardown.
     """
     of_epoch = Receipt.objects.filter(lease=OuterRef("lease"), epoch=OuterRef("lease__epoch"))
-    destroyed = of_epoch.filter(evidence__in=[Receipt.Evidence.DESTROYED, Receipt.Evidence.ABSENT])
+    gone = [Receipt.Evidence.DESTROYED, Receipt.Evidence.ABSENT]
+    destroyed = of_epoch.filter(evidence__in=gone)
     stop_is_enough = Q(verb__in=[Obligation.Verb.STOP_ONLY, Obligation.Verb.STOP_OR_DELETE])
     taken_up = Obligation.objects.filter(lease=OuterRef("lease"), kind=Obligation.Kind.TEARDOWN, pk__gt=OuterRef("pk"))
     found = Q(operation__isnull=False) & ~Q(operation__state=Operation.State.UNVERIFIED)
@@ -67,6 +72,26 @@ def paid_since() -> Q:
         epoch__gte=OuterRef("epoch"),
         confirmed_at__lte=OuterRef(OuterRef("operation__resolved_at")),
     )
-    after = of_source.filter(~Exists(before), confirmed_at__gt=OuterRef("operation__resolved_at"))
+    after = of_source.filter(
+        ~Exists(before) | Q(evidence__in=gone), confirmed_at__gt=OuterRef("operation__resolved_at")
+    )
     paid = Q(Exists(destroyed)) | stop_is_enough & Q(Exists(of_epoch)) | found | Q(Exists(after))
-    return paid | Q(Exists(taken_up))
+    came_to_its_end = Q(kind=Obligation.Kind.STARTUP) & ~Q(Exists(unended(OuterRef("run_id"))))
+    return paid | Q(Exists(taken_up)) | came_to_its_end
+
+
+def unended(run: UUID | OuterRef) -> QuerySet[Operation]:
+    """Return what a run asked for and did not get, and of which it is not proven that nothing of it runs any more.
+
+    The exact sandbox has to be proven ended, whatever its release answered. Of a start that was given up a later proof
+    of its sandbox is enough; of such a creation nobody knows the sandbox.
+    """
+    subject = Lease.objects.filter(pk=Coalesce(OuterRef("lease_id"), OuterRef("source_id")))
+    ended = subject.filter(Q(successor__isnull=False) | Q(Exists(of_each())))
+    given_up = Q(state=Operation.State.UNVERIFIED)
+    came_to_nothing = Q(state=Operation.State.RESOLVED, lease__isnull=True, source__isnull=True)
+    without_its_caller = (given_up | Q(outlived_at__isnull=False)) & ~came_to_nothing
+    return Operation.objects.filter(
+        Q(state=Operation.State.PENDING) | given_up & Q(source__isnull=True) | without_its_caller & ~Q(Exists(ended)),
+        run_uuid=run,
+    )

@@ -7,3 +7,6 @@ lease_draining = Signal()
 
 continuation_started = Signal()
 """Sent after the commit of an admission. Arguments: `run_id` of the queued run, `continuation_ids` that it is for."""
+
+cancellation_confirmed = Signal()
+"""Sent after the commit that confirms a cancellation. Arguments: `run_id`, `company_id`. The run's row says so too."""

@@ -56,8 +56,11 @@ def is_open(run_id: UUID) -> bool:
 def is_unacknowledged(run: Run) -> bool:
     """Return whether a startup of this run was cancelled, and its end not taken note of since (S-100).
 
-    Meant for one whose startups are not open any more.
+    Meant for one whose startups are not open any more. Who had the whole run cancelled has nothing left to take note
+    of: that is told by its confirmation, which waits for the end of all that this would keep (`leases.cancelling`).
     """
+    if run.cancel_requested_at is not None:
+        return False
     cancelled = Operation.objects.filter(run_uuid=run.pk, cancelled_at__isnull=False)
     if run.cancel_acknowledged_at is not None:
         cancelled = cancelled.filter(cancelled_at__gt=run.cancel_acknowledged_at)
@@ -67,24 +70,9 @@ def is_unacknowledged(run: Run) -> bool:
 def is_over(run_id: UUID) -> bool:
     """Return whether nothing of this run's startups is pending, running or unproven. Evaluated by the settle.
 
-    The exact sandbox has to be proven ended, whatever its release answered; one that an operator gave up unverified is
-    not, and keeps the startup open.
+    What an operator gave up unverified keeps the startup open, until it is paid (`proof.unended`).
     """
-    if open_work(run_id).exists():
-        return False
-    for operation in Operation.objects.filter(run_uuid=run_id).exclude(
-        state=Operation.State.RESOLVED, lease__isnull=True, source__isnull=True
-    ):
-        # Of a start that was given up a later proof of its sandbox is enough; of a creation nobody knows the sandbox.
-        unverified = operation.state == Operation.State.UNVERIFIED
-        if operation.state == Operation.State.PENDING or (unverified and operation.source is None):
-            return False
-        if operation.outlived_at is None and not unverified:
-            continue
-        subject = operation.lease or operation.source
-        if subject is None or not (subject.successor_id or proof.is_proven_ended(subject)):
-            return False
-    return True
+    return not open_work(run_id).exists() and not proof.unended(run_id).exists()
 
 
 def open_work(run_id: UUID) -> QuerySet[BridgeActivity]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cleanup.handlers.confirm_cancel import confirm_cancel
 from cleanup.handlers.dispose import dispose
 from cleanup.handlers.end_fence import end_fence
 from cleanup.handlers.end_lease import end_lease
@@ -38,4 +39,5 @@ HANDLERS: dict[str, Handler] = {
     Obligation.Kind.RECOVER_WORKSPACE: recover_workspace,
     Obligation.Kind.END_RECOVERY: end_recovery,
     Obligation.Kind.WATCH_RESTART: watch_restart,
+    Obligation.Kind.CONFIRM_CANCEL: confirm_cancel,
 }
