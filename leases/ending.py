@@ -137,23 +137,19 @@ def facts(run_id: UUID, company_id: UUID | None = None) -> QuerySet[Any, tuple[s
         runs = runs.filter(company_id=company_id)
     leases = Lease.objects.filter(run_id=run_id)
     operations = Operation.objects.filter(run_uuid=run_id)
-    refused = operations.filter(state=Operation.State.RESOLVED, lease__isnull=True)
     startups = Obligation.objects.filter(run_id=run_id, kind=Obligation.Kind.STARTUP)
     unverified = Q(closed_as=Obligation.ClosedAs.UNVERIFIED)
     unpaid = unverified & ~proof.paid_since()
     of_operation = Obligation.objects.filter(operation=OuterRef("pk"))
+    given_up = Q(state=Operation.State.UNVERIFIED)
+    is_paid = Exists(of_operation.filter(unverified & proof.paid_since()))
+    came_to_nothing = operations.filter(Q(state=Operation.State.RESOLVED, lease__isnull=True) | given_up & Q(is_paid))
     return _rows(runs, _RUN, "status").union(
-        _rows(runs.filter(~Exists(leases), ~Exists(refused)), What.NOTHING_STARTED),
+        _rows(runs.filter(~Exists(leases), ~Exists(came_to_nothing)), What.NOTHING_STARTED),
         _rows(leases.exclude(_is_ended()), What.LEASE_UNPROVEN, "state"),
         _rows(Obligation.objects.filter(unpaid, lease__run_id=run_id), What.LEASE_GIVEN_UP, subject="lease_id"),
         _rows(operations.filter(state=Operation.State.PENDING), What.OPERATION_PENDING, "kind"),
-        _rows(
-            operations.filter(
-                ~Exists(of_operation.filter(unverified & proof.paid_since())), state=Operation.State.UNVERIFIED
-            ),
-            What.OPERATION_UNVERIFIED,
-            "kind",
-        ),
+        _rows(operations.filter(given_up & ~Q(is_paid)), What.OPERATION_UNVERIFIED, "kind"),
         _rows(
             operations.filter(Exists(of_operation.filter(closed_as=Obligation.ClosedAs.DISOWNED))),
             What.OPERATION_DISOWNED,
