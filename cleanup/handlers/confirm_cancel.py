@@ -1,6 +1,6 @@
 """The confirmation of a cancellation: whether the execution of a run is proven ended. Asks no provider.
 
-What may end it wakes the row, unconditionally and in the database (0020, 0023); whoever holds the row evaluates. In
+What may end it wakes the row, unconditionally and in the database (0020, 0024); whoever holds the row evaluates. In
 between it waits, quiet and without a deadline, for as long as it takes: no time that passes confirms anything.
 """
 

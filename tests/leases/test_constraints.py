@@ -2366,6 +2366,22 @@ def _() -> Any:
     return change(row, continues_id=None), change(fresh, continues_id=before.pk)
 
 
+@refuses("run_cancellation_is_final", trigger="run_cancellation_is_final")
+def _() -> Any:
+    row = factories.cancelled().run
+    assert row is not None
+    return change(row, cancel_requested_at="2026-01-01"), change(row, cancel_requested_at=row.cancel_requested_at)
+
+
+@refuses("run_cancellation_is_final", trigger="run_cancellation_is_final")
+def _() -> Any:
+    owed = factories.cancelled()
+    row = owed.run
+    assert row is not None
+    confirmed = [change(row, cancel_confirmed_at=NOW), change(owed, **CLOSED)]
+    return [*confirmed, change(row, cancel_confirmed_at=None)], confirmed
+
+
 @refuses("operation_recovery_is_final", trigger="operation_recovery_is_final")
 def _() -> Any:
     row = factories.recovery()
