@@ -11,6 +11,7 @@ import tarfile
 from collections.abc import Generator, Iterable
 
 from providers.contract import ErrorKind, ProviderError
+from providers.failures import FULL_DISK
 from providers.reading import not_understood
 
 _BLOCK = 512
@@ -34,6 +35,7 @@ says that something is missing.
 """
 MISSING, CLOSED = 66, 67
 """Exit statuses of such a script: there is no such directory, or it may not be entered."""
+_NOT_FOUND = 127
 
 
 def check(path: str) -> None:
@@ -47,6 +49,25 @@ def check(path: str) -> None:
 def missing(path: str) -> ProviderError:
     """Return what is raised where the sandbox has no directory of that name."""
     return ProviderError(ErrorKind.MISSING_PATH, f"the sandbox has no directory {path}")
+
+
+def judge(status: int | None, path: str, complaint: bytes) -> None:
+    """Raise what the exit status of a script with `PACK` in it means. None is one that was not told."""
+    said = complaint.decode("utf-8", "replace").strip()
+    if any(words in said.lower() for words in FULL_DISK):
+        raise ProviderError(ErrorKind.DISK_FULL, f"the archive found no room: {said}")
+    match status:
+        case 0:
+            return
+        case None:
+            raise ProviderError(ErrorKind.CONNECTION, "the archive broke off before its end was told")
+        case _ if status == MISSING:
+            raise missing(path)
+        case _ if status == CLOSED:
+            raise ProviderError(ErrorKind.REFUSED, "the directory may not be entered")
+        case _ if status == _NOT_FOUND:
+            raise ProviderError(ErrorKind.REFUSED, "the sandbox lacks a program that archives need: tar")
+    raise ProviderError(ErrorKind.REFUSED, f"not all could be read, tar ended with {status}: {said}")
 
 
 def whole(pieces: Iterable[bytes]) -> Generator[bytes, None, None]:

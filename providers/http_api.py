@@ -12,8 +12,8 @@ import math
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -72,7 +72,7 @@ class Conversation:
         with translated(self.call, self.deadline):
             return response.json() if response.content else None
 
-    def request(
+    def request(  # noqa: PLR0913 - named ones, of which a call gives two or three
         self,
         method: str,
         path: str,
@@ -83,8 +83,11 @@ class Conversation:
         body: object = None,
         content: bytes | None = None,
         files: Mapping[str, Any] | None = None,
+        stream: bool = False,
     ) -> requests.Response:
         """Ask the API, or another server of the service's at `base`, and return its answer, which is a success.
+
+        With `stream`, as soon as it begins: read the rest with `pieces`.
 
         What is sent is `body` in JSON, or `content` as it is, or `files`.
         A header that is None is left out: what another server has no business to see, the secret above all.
@@ -102,10 +105,18 @@ class Conversation:
                 json=body,
                 data=content,
                 files=files,
+                stream=stream,
             )
             if not HTTPStatus.OK <= response.status_code < HTTPStatus.MULTIPLE_CHOICES:
                 raise self._api.answered(response)
         return response
+
+    def pieces(self, response: requests.Response, size: int = 1 << 16) -> Generator[bytes, None, None]:
+        """Yield the rest of an answer that was asked for with `stream`, and close it."""
+        with translated(self.call, self.deadline), closing(response):
+            for piece in response.iter_content(size):
+                self.deadline.left()
+                yield piece
 
 
 def told_at(response: requests.Response) -> datetime:
@@ -191,7 +202,7 @@ class HttpApi:
             case Call.IDENTIFY:
                 self._attested_since = now
                 return Use(deadline, opened_since=now)
-            case Call.EXECUTE:
+            case Call.EXECUTE | Call.ARCHIVE:
                 # What a command did is not known either once its answer is lost.
                 return Use(deadline, opened_since=now)
             case _:

@@ -138,13 +138,15 @@ class Session:
         use.drop()
 
     def request(self, use: Use, method: str, url: str, **options: Any) -> requests.Response:
-        """Send one request of a call and read its whole answer; no redirect is followed."""
+        """Send one request of a call and read its whole answer; no redirect is followed.
+
+        With `stream=True` among the options, only its head: whoever reads the rest closes the response in this call,
+        under whose bound the connection stays. It is not used again.
+        """
         before, _current.use = _current.use, use.here()
         use.latest = None
         try:
-            response = self._session.request(
-                method, url, allow_redirects=False, timeout=use.deadline.left(), stream=False, **options
-            )
+            response = self._session.request(method, url, allow_redirects=False, timeout=use.deadline.left(), **options)
             use.heed(response)
             return response
         finally:

@@ -7,7 +7,7 @@ import re
 from pydantic import Field, ValidationInfo, field_validator
 
 from providers.contract import Schema
-from providers.fields import AbsolutePath, Reference, Variables, WebAddress
+from providers.fields import AbsolutePath, Directory, Reference, Variables, WebAddress
 
 _ORGANIZATION = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _MONTH = 31 * 24 * 3600
@@ -65,6 +65,10 @@ class DaytonaConfig(Schema):
         if minutes == 0 or not -1 <= minutes <= _MONTH // 60:
             raise ValueError("must be -1 for never, or a number of minutes from 1 on: at 0, stopping is deleting")
         return minutes
+
+    workspace: Directory = "."
+    """The directory with the work, whose files are saved. `.` is where commands start: the image's working directory,
+    or its user's home."""
 
     # These two know the fields before theirs; one that did not fit is missing there, and is reported itself.
 

@@ -14,7 +14,7 @@ from http import HTTPStatus
 import requests
 
 from providers.contract import ErrorKind, ProviderError
-from providers.failures import Answered, Call, by_status, json_body, told, wait
+from providers.failures import FULL_DISK, Answered, Call, by_status, json_body, told, wait
 
 IN_PROGRESS = "idempotency_in_progress"
 OUTCOME_UNKNOWN = "idempotency_outcome_unknown"
@@ -31,6 +31,7 @@ _CODES = {
 }
 _OTHER_TEAM = re.compile(r"You \(([0-9a-f-]{36})\) are not authorized to access this team's \(.*\) metrics")
 _CHANGES = frozenset({Call.START, Call.STOP, Call.DELETE, Call.EXTEND})
+_NEEDING_ROOM = frozenset({Call.START, Call.EXECUTE, Call.ARCHIVE})
 _PASSING = frozenset({ErrorKind.RATE_LIMITED, ErrorKind.SERVER, ErrorKind.BUSY})
 _FINAL = frozenset({ErrorKind.INVALID, ErrorKind.REFUSED})
 _PROVING = frozenset({MISMATCH, CREATE_REFUSED, ""})
@@ -80,7 +81,7 @@ def meaning(call: Call, answer: Answered, secret: str | None) -> ProviderError:
     code, hint = (answer.code, answer.should_retry) if isinstance(answer, Refusal) else ("", None)
     if call is Call.IDENTIFY and (other := _OTHER_TEAM.fullmatch(answer.message or "")):
         return OtherTeam(other[1])
-    kind = _by_code(call, code) or _by_status(call, answer.status, answer.message)
+    kind = _full_disk(call, answer.message) or _by_code(call, code) or _by_status(call, answer.status, answer.message)
     # The header is the service's own word on whether another try can help, and overrules what a status suggests.
     if hint is False and kind in _PASSING:
         kind = ErrorKind.REFUSED
@@ -93,6 +94,13 @@ def meaning(call: Call, answer: Answered, secret: str | None) -> ProviderError:
     # wrong later has one, and of those only these two are final.
     proof = call is Call.CREATE and code in _PROVING and kind in {ErrorKind.INVALID, ErrorKind.NAME_TAKEN}
     return ProviderError(kind, text, retry_after=answer.retry_after, nothing_allocated=proof)
+
+
+def _full_disk(call: Call, message: str | None) -> ErrorKind | None:
+    """Return `DISK_FULL` where a sandbox that exists found no room. To a creation it is the service's own disk."""
+    said = (message or "").lower()
+    full = call in _NEEDING_ROOM and any(words in said for words in FULL_DISK)
+    return ErrorKind.DISK_FULL if full else None
 
 
 def _by_code(call: Call, code: str) -> ErrorKind | None:
@@ -122,5 +130,5 @@ def _by_status(call: Call, status: int, message: str | None) -> ErrorKind:
         case 409:
             return ErrorKind.REFUSED if call is Call.CREATE else ErrorKind.BUSY
         case 400 | 422:
-            return ErrorKind.REFUSED if call in _CHANGES or call is Call.EXECUTE else ErrorKind.INVALID
+            return ErrorKind.REFUSED if call in _CHANGES or call in {Call.EXECUTE, Call.ARCHIVE} else ErrorKind.INVALID
     return ErrorKind.PROTOCOL

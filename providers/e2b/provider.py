@@ -20,11 +20,13 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+from providers import archiving
 from providers.contract import (
     Capabilities,
     Command,
@@ -82,6 +84,7 @@ class E2BProvider(Provider[E2BEndpoint, E2BConfig]):
         absence_apart=30.0,
         proves_no_allocation=frozenset({ErrorKind.INVALID, ErrorKind.NAME_TAKEN}),
         idempotent_create=True,
+        archives=True,
     )
 
     def __init__(self, endpoint: E2BEndpoint, secret: str | None = None) -> None:
@@ -222,18 +225,19 @@ class E2BProvider(Provider[E2BEndpoint, E2BConfig]):
     def execute(self, resource_id: str, command: Command, *, within: float) -> Execution:
         """Needs a few programs in the template. See `providers.shell`."""
         _require_id(resource_id)
-        with self._api.conversation(Call.EXECUTE, within) as conversation:
-            seen = self._look(conversation, resource_id)
-            if seen.state != "running":
-                raise ProviderError(ErrorKind.REFUSED, f"the sandbox is not running: {seen.state or 'no state'}")
-            left = conversation.deadline.end - time.monotonic()
-        if not seen.envd_token:
-            raise ProviderError(ErrorKind.REFUSED, "the sandbox has no token that commands could be run with")
-        agent = envd.agent(
-            self._agent_address(seen), resource_id, seen.envd_token, seen.envd_version, self.endpoint.tls_ca
-        )
-        with agent.conversation(Call.EXECUTE, left) as conversation:
+        with self._agent(Call.EXECUTE, resource_id, within) as conversation:
             return envd.run(conversation, command)
+
+    def archive(self, resource_id: str, path: str, *, within: float) -> Generator[bytes, None, None]:
+        """Needs `tar` in the template, which reads as the user that commands run as. See `providers.e2b.envd`."""
+        _require_id(resource_id)
+        archiving.check(path)
+        with self._agent(Call.ARCHIVE, resource_id, within) as conversation:
+            yield from envd.archive(conversation, path)
+
+    @classmethod
+    def workspace(cls, config: E2BConfig) -> str:
+        return config.workspace
 
     def list(self, marks: Mapping[str, str], *, within: float) -> Listing:
         with self._api.conversation(Call.LIST, within) as conversation:
@@ -291,6 +295,22 @@ class E2BProvider(Provider[E2BEndpoint, E2BConfig]):
         listed, complete = to_the_end(page, most=_PAGES)
         # One that is resumed while the pages are read may be met twice.
         return tuple({seen.resource.resource_id: seen for seen in listed}.values()), complete
+
+    @contextmanager
+    def _agent(self, call: Call, resource_id: str, within: float) -> Iterator[Conversation]:
+        """Converse with the agent in a running sandbox. Raises `REFUSED` for one that is not running."""
+        with self._api.conversation(call, within) as conversation:
+            seen = self._look(conversation, resource_id)
+            if seen.state != "running":
+                raise ProviderError(ErrorKind.REFUSED, f"the sandbox is not running: {seen.state or 'no state'}")
+            left = conversation.deadline.end - time.monotonic()
+        if not seen.envd_token:
+            raise ProviderError(ErrorKind.REFUSED, "the sandbox has no token that commands could be run with")
+        agent = envd.agent(
+            self._agent_address(seen), resource_id, seen.envd_token, seen.envd_version, self.endpoint.tls_ca
+        )
+        with agent.conversation(call, left) as conversation:
+            yield conversation
 
     def _agent_address(self, seen: Sandbox) -> str:
         """Return where the agent of a sandbox is reached. Only its own token goes there, and never in the clear."""

@@ -7,7 +7,7 @@ import re
 from pydantic import Field, field_validator
 
 from providers.contract import Schema
-from providers.fields import AbsolutePath, Reference, Variables, WebAddress
+from providers.fields import AbsolutePath, Directory, Reference, Variables, WebAddress
 
 _TEAM = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _DAY = 24 * 3600
@@ -45,3 +45,6 @@ class E2BConfig(Schema):
     team may ask for depends on its plan."""
     internet_access: bool = True
     """Whether the sandbox may reach the internet."""
+    workspace: Directory = "."
+    """The directory with the work, whose files are saved. `.` is where commands start: the home of the template's user,
+    unless that names another one."""

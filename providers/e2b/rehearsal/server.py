@@ -16,6 +16,8 @@ from providers.rehearsing import Answer, Kind, Machine, Refused, Request, Route,
 
 _RETRIED = frozenset({"sandbox_create_failed", "sandbox_placement_timeout", "idempotency_in_progress"})
 _NEVER = frozenset({"idempotency_request_mismatch", "sandbox_create_refused", "idempotency_outcome_unknown"})
+_AT_ONCE = 1 << 15
+"""Bytes of output that one event carries."""
 _LONGEST_COMMAND = 60_000
 """Milliseconds that a command has where its caller names no limit."""
 
@@ -100,13 +102,15 @@ def _start(server: Rehearsal, request: Request) -> Answer:
     )
     stream = _event({"start": {"pid": done.pid}})
     for name, output in (("stdout", done.stdout), ("stderr", done.stderr)):
-        if output:
-            stream += _event({"data": {name: base64.b64encode(output).decode()}})
+        for start in range(0, len(output), _AT_ONCE):
+            stream += _event({"data": {name: base64.b64encode(output[start : start + _AT_ONCE]).decode()}})
     if done.status is None:
         error = {"code": "deadline_exceeded", "message": "the deadline was exceeded"}
         return _streamed(stream + _envelope({"error": error}, flags=2))
     told = f"exit status {done.status}" if done.status >= 0 else f"signal: {-done.status}"
+    # The protocol's JSON leaves out what is nothing.
     end = {"exitCode": max(-1, done.status), "exited": done.status >= 0, "status": told}
+    end = {name: value for name, value in end.items() if value}
     return _streamed(stream + _event({"end": end}) + _envelope({}, flags=2))
 
 
