@@ -22,6 +22,7 @@ from providers.contract import (
     usable,
 )
 from providers.contract import Unknown as Unclear
+from providers.failures import FULL_DISK
 from providers.reading import carries, marks, moment, not_understood, structure, text, word
 
 TRANSITIONS = frozenset(
@@ -30,6 +31,7 @@ TRANSITIONS = frozenset(
         "forking", "pulling_snapshot", "pending_build", "building_snapshot", "destroying",
     }
 )  # fmt: skip
+_FAILED = frozenset({"error", "build_failed"})
 _DESIRED = frozenset({"started", "stopped", "paused", "archived", "resized", "destroyed"})
 _AGREEING = {
     "stopped": frozenset({"stopped", "archived"}),  # moving the files of a stopped sandbox executes nothing
@@ -100,7 +102,7 @@ def sighting(seen: Sandbox) -> Sighting:
         return Busy(resource, state)
     agreeing = _AGREEING.get(state)
     if agreeing is None:
-        return Unclear(resource, _undecided(seen), recoverable=may_recover(seen))
+        return Unclear(resource, _undecided(seen), recoverable=may_recover(seen), disk_full=is_full(seen))
     if desired not in agreeing:
         if desired in _DESIRED:
             return Busy(resource, f"{state}, to be {desired}")
@@ -115,6 +117,12 @@ def sighting(seen: Sandbox) -> Sighting:
             return Stopped(resource)
 
 
+def is_full(seen: Sandbox) -> bool:
+    """Say whether the service gives a full disk as the reason of an error: in the kernel's words, or its own."""
+    said = seen.error_reason.lower()
+    return seen.state in _FAILED and any(words in said for words in (*FULL_DISK, "storage limit"))
+
+
 def may_recover(seen: Sandbox) -> bool:
     """Say whether the service offers to recover a sandbox from its error."""
     return seen.state == "error" and seen.recoverable is True
@@ -125,7 +133,7 @@ def cannot_recover(seen: Sandbox) -> bool:
 
     An older service does not say either; then nothing is concluded.
     """
-    return seen.state in {"error", "build_failed"} and seen.recoverable is False
+    return seen.state in _FAILED and seen.recoverable is False
 
 
 def _undecided(seen: Sandbox) -> str:

@@ -12,15 +12,17 @@ from collections.abc import Mapping
 import requests
 
 from providers.contract import ErrorKind, ProviderError
-from providers.failures import Answered, Call, by_status, json_body, told, wait
+from providers.failures import FULL_DISK, Answered, Call, by_status, json_body, told, wait
 
-_CHANGES = frozenset({Call.START, Call.RECOVER, Call.STOP, Call.DELETE, Call.EXTEND, Call.EXECUTE})
+_CHANGES = frozenset({Call.START, Call.RECOVER, Call.STOP, Call.DELETE, Call.EXTEND, Call.EXECUTE, Call.ARCHIVE})
+_NEEDING_ROOM = frozenset({Call.START, Call.EXECUTE, Call.ARCHIVE})
+"""To a creation, the same words are about the disk of whoever makes sandboxes."""
 _ROUTER = re.compile(r"cannot (?:get|post|put|patch|delete|head) /")
 """What a server says that has no such route. It says nothing about a sandbox."""
 _QUOTA = re.compile(r"limit exceeded|exceeds maximum allowed|quota exceeded")
 """A refusal about what the organisation may have, whatever its status: older servers give it the one of a wrong key."""
 _NO_MORE_DISK = "storage cannot be further expanded"
-"""The service gave a full sandbox all the space that it ever gives, and will not start it again."""
+"""The service gave a full sandbox all the space that it ever gives by itself, and will not start it again."""
 
 
 def meaning(call: Call, answered: Answered, secret: str | None) -> ProviderError:
@@ -40,6 +42,8 @@ def _kind(call: Call, status: int, message: str | None) -> ErrorKind:
             return ErrorKind.BUSY
         if status in {400, 403} and _NO_MORE_DISK in said:
             return ErrorKind.CANNOT_START if call is Call.START else ErrorKind.REFUSED
+        if call in _NEEDING_ROOM and any(words in said for words in FULL_DISK):
+            return ErrorKind.DISK_FULL
         if status in {400, 403} and _QUOTA.search(said):
             return ErrorKind.INVALID if call is Call.CREATE else ErrorKind.REFUSED
     plain = by_status(status)

@@ -21,11 +21,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+from providers import archiving
 from providers.contract import (
     Capabilities,
     Command,
@@ -41,10 +42,11 @@ from providers.contract import (
     Running,
     Sighting,
     Stopped,
+    Unknown,
     is_name,
     require_name,
 )
-from providers.daytona import answers, commands
+from providers.daytona import answers, commands, packing
 from providers.daytona.answers import Sandbox
 from providers.daytona.connection import api, is_jwt
 from providers.daytona.schemas import DaytonaConfig, DaytonaEndpoint
@@ -74,6 +76,7 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
         creation_window=300.0,
         absence_apart=120.0,
         proves_no_allocation=frozenset({ErrorKind.INVALID, ErrorKind.NAME_TAKEN}),
+        archives=True,
     )
 
     def __init__(self, endpoint: DaytonaEndpoint, secret: str | None = None) -> None:
@@ -138,7 +141,7 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
         """A paused sandbox goes on where it was. One in a recoverable error is recovered, which starts it.
 
         Raises `CANNOT_START` for an error that the service says cannot be recovered, and where it says that it gives
-        a full sandbox no more space.
+        a full sandbox no more space; `DISK_FULL` for an error for a full disk of which it says neither.
         """
         _require_id(resource_id)
         with self._api.conversation(Call.START, within) as conversation:
@@ -152,6 +155,8 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
                     self._change(conversation, resource_id, "/start")
                 case other if answers.cannot_recover(seen):
                     raise ProviderError(ErrorKind.CANNOT_START, unfit(other).excerpt)
+                case Unknown(disk_full=True) as other:
+                    raise ProviderError(ErrorKind.DISK_FULL, unfit(other).excerpt)
                 case other:
                     raise unfit(other)
 
@@ -235,12 +240,18 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
         """Needs a few programs in the image. See `providers.daytona.commands`."""
         _require_id(resource_id)
         with self._api.conversation(Call.EXECUTE, within) as conversation:
-            seen = self._look(conversation, resource_id)
-            if seen.state == "destroyed":
-                raise ProviderError(ErrorKind.NOT_FOUND, "the sandbox is destroyed")
-            if seen.state != "started":
-                raise ProviderError(ErrorKind.REFUSED, f"the sandbox is not running: {seen.state or 'no state'}")
-            return commands.run(conversation, f"{self._toolbox(seen)}/{resource_id}", command)
+            return commands.run(conversation, self._running(conversation, resource_id), command)
+
+    def archive(self, resource_id: str, path: str, *, within: float) -> Generator[bytes, None, None]:
+        """Needs a few programs in the image, and reads as the user that commands run as. See `packing`."""
+        _require_id(resource_id)
+        archiving.check(path)
+        with self._api.conversation(Call.ARCHIVE, within) as conversation:
+            yield from packing.archive(conversation, self._running(conversation, resource_id), path)
+
+    @classmethod
+    def workspace(cls, config: DaytonaConfig) -> str:
+        return config.workspace
 
     def list(self, marks: Mapping[str, str], *, within: float) -> Listing:
         """Errored ones whose deletion was asked for are included. The index may lag: absence here proves nothing."""
@@ -342,6 +353,15 @@ class DaytonaProvider(Provider[DaytonaEndpoint, DaytonaConfig]):
     def _expect(self, organization: str) -> None:
         if self.endpoint.organization_id not in {None, organization}:
             raise ProviderError(ErrorKind.IDENTITY, f"the key belongs to another organisation: {organization}")
+
+    def _running(self, conversation: Conversation, resource_id: str) -> str:
+        """Return the address of a running sandbox's toolbox. Raises `REFUSED` for one that is not running."""
+        seen = self._look(conversation, resource_id)
+        if seen.state == "destroyed":
+            raise ProviderError(ErrorKind.NOT_FOUND, "the sandbox is destroyed")
+        if seen.state != "started":
+            raise ProviderError(ErrorKind.REFUSED, f"the sandbox is not running: {seen.state or 'no state'}")
+        return f"{self._toolbox(seen)}/{resource_id}"
 
     def _toolbox(self, seen: Sandbox) -> str:
         """Return where commands are run: an address that the API names. The key goes there, so never in the clear."""
