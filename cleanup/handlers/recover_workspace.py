@@ -457,12 +457,14 @@ def _save_failed(claim: Claim, error: ProviderError, failure: Failure | None) ->
         locked = _locked(claim)
         if locked is None:
             return Done(proven=False)
-        _, row, recovery = locked
+        lease, row, recovery = locked
         claim.wakes = row.wakes
         over = recovering.failed(recovery, error, failure=failure)
         recovering.end_saving(recovery, BridgeActivity.Outcome.FAILED, error_kind=error.kind.value)
         if over:
             return _exhaust(claim, recovery, error)
+        if lease.state != Lease.State.PENDING_CLEANUP and recovery.next_attempt_at is not None:
+            return Held(recovery.next_attempt_at)  # it is stopped already, and no wake is to come
     return Waiting()
 
 

@@ -24,6 +24,7 @@ _DEADLINES = {
     "leases_bridgeactivity": ("deadline",),
     "leases_operation": ("created_at",),
     "leases_recovery": ("next_attempt_at", "ends_at"),
+    "leases_attempt": ("announced_at",),
 }
 _OPEN = {"leases_obligation": "closed_at IS NULL", "leases_hold": "ended_at IS NULL"}
 
