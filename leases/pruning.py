@@ -1,10 +1,11 @@
 """Removing closed history: the one place that deletes it, in batches, under a database role of its own.
 
 Removed is what was over before a date and what nothing reads to decide anything: attempts, ended work, ended holds,
-closed obligations, findings that were resolved, and *whole sandboxes*: all leases of one sandbox with their receipts
-and the operations that made and started it, or nothing of it. A sandbox of which anything is open, held, younger than
-the date, of a live run, or a debt without proof stays, with every receipt. What is over stays over, so nothing that was
-found to be removable is needed again before it is removed (decision 30).
+closed obligations, findings that were resolved, recovery actions that were closed, and *whole sandboxes*: all leases of
+one sandbox with their receipts, the operations that made and started it, the recoveries of its files and what continued
+from those, or nothing of it. A sandbox of which anything is open, held, younger than the date, of a live run, in an
+archive whose file is there, or a debt without proof stays, with every receipt. What is over stays over, so nothing that
+was found to be removable is needed again before it is removed (decision 30).
 
 Each batch is a transaction of its own with its entry in the log. It locks the leases that it removes, and skips those
 that somebody holds; they are found again next time.
@@ -30,8 +31,10 @@ from leases.connections import despite_deadlocks
 from leases.errors import LeaseError
 from leases.models import (
     ActivityEntry,
+    Archive,
     Attempt,
     BridgeActivity,
+    Continuation,
     Hold,
     Installation,
     InventoryFinding,
@@ -40,6 +43,8 @@ from leases.models import (
     Obligation,
     Operation,
     Receipt,
+    Recovery,
+    RecoveryAction,
     Run,
 )
 
@@ -84,11 +89,18 @@ def _attempts(before: datetime) -> QuerySet[Any]:
 
 
 def _activities(before: datetime) -> QuerySet[Any]:
-    return BridgeActivity.objects.filter(ended_at__lt=before)
+    """Work that ended; that of a recovery goes with it."""
+    return BridgeActivity.objects.filter(ended_at__lt=before).exclude(
+        Exists(Recovery.objects.filter(activity=OuterRef("pk")))
+    )
 
 
 def _holds(before: datetime) -> QuerySet[Any]:
     return Hold.objects.filter(ended_at__lt=before)
+
+
+def _actions(before: datetime) -> QuerySet[Any]:
+    return RecoveryAction.objects.filter(closed_at__lt=before)
 
 
 def _findings(before: datetime) -> QuerySet[Any]:
@@ -130,8 +142,25 @@ def _lone_operations(before: datetime) -> QuerySet[Operation]:
     )
 
 
+def _lone_continuations(before: datetime) -> QuerySet[Continuation]:
+    """Continuations that are over and bound to no recovery, of runs that are over by the same date as a whole.
+
+    Until then whoever asks again gets the row, and starts nothing twice; afterwards it is a new request.
+    """
+    young = Q(
+        Exists(Lease.objects.filter(_not_over("released_at", before) | ~Q(state__in=SETTLED), run=OuterRef("run")))
+    )
+    young |= Q(Exists(Operation.objects.filter(run_uuid=OuterRef("run")).exclude(state=Operation.State.RESOLVED)))
+    young |= Q(Exists(Obligation.objects.filter(_not_over("closed_at", before), continuation=OuterRef("pk"))))
+    young |= Q(
+        Exists(Attempt.objects.filter(_not_over("finished_at", before), obligation__continuation=OuterRef("pk")))
+    )
+    ended = Continuation.objects.filter(ended_at__lt=before, recovery__isnull=True)
+    return ended.exclude(young | _is_live("run"))
+
+
 def _entries(before: datetime) -> QuerySet[Any]:
-    """The log of leases, operations and obligations, whether they are there or not (`_of_the_gone`)."""
+    """The log of what may be removed, whether it is there or not (`_of_the_gone`)."""
     return ActivityEntry.objects.filter(subject_type__in=_LOGGED, at__lt=before)
 
 
@@ -149,6 +178,10 @@ _LOGGED: dict[str, Callable[[], QuerySet[Any]]] = {
     "lease": Lease.objects.all,
     "operation": Operation.objects.all,
     "obligation": Obligation.objects.all,
+    "recovery": Recovery.objects.all,
+    "archive": Archive.objects.all,
+    "continuation": Continuation.objects.all,
+    "recoveryaction": RecoveryAction.objects.all,
 }
 
 
@@ -194,9 +227,23 @@ def _over(before: datetime) -> QuerySet[Lease]:
         | Q(Exists(Hold.objects.filter(_not_over("ended_at", before), lease=OuterRef("pk"))))
         | Q(Exists(InventoryFinding.objects.filter(_not_over("resolved_at", before), lease=OuterRef("pk"))))
     )
+    for waited_for in _of_recoveries(before):
+        needed |= Q(Exists(waited_for))
     for operations in touching:
         needed |= Q(Exists(operations.filter(_is_needed(before))))
     return _candidates(before).exclude(needed)
+
+
+def _of_recoveries(before: datetime) -> tuple[QuerySet[Any], ...]:
+    """Return what keeps a lease for the sake of its files: a row is the only one that knows whose a file is."""
+    here = {"recovery__lease": OuterRef("pk")}
+    owed = {"obligation__continuation__recovery__lease": OuterRef("pk")}
+    return (
+        Recovery.objects.filter(_not_over("finished_at", before), lease=OuterRef("pk")),
+        Archive.objects.filter(_not_over("removed_at", before), lease=OuterRef("pk")),
+        Continuation.objects.filter(_not_over("ended_at", before), **here),
+        Attempt.objects.filter(_not_over("finished_at", before), **owed),
+    )
 
 
 def _candidates(before: datetime) -> QuerySet[Lease]:
@@ -244,11 +291,15 @@ def _whole_sandboxes(ids: list[UUID], before: datetime, *, lock: bool) -> _Sandb
 def _hanging_on(sandboxes: _Sandboxes) -> list[tuple[str, QuerySet[Any]]]:
     """Return what goes with leases and operations, in the order in which it goes."""
     of_them = Q(lease__in=sandboxes.leases) | Q(operation__in=sandboxes.operations)
-    obligations = Obligation.objects.filter(of_them)
+    continuations = Continuation.objects.filter(recovery__lease__in=sandboxes.leases)
+    obligations = Obligation.objects.filter(of_them | Q(continuation__in=continuations))
     return [
         ("findings", InventoryFinding.objects.filter(Q(lease__in=sandboxes.leases) | Q(obligation__in=obligations))),
         ("attempts", Attempt.objects.filter(obligation__in=obligations)),
         ("obligations", obligations),
+        ("continuations", continuations),
+        ("archives", Archive.objects.filter(lease__in=sandboxes.leases)),
+        ("recoveries", Recovery.objects.filter(lease__in=sandboxes.leases)),
         ("activities", BridgeActivity.objects.filter(of_them)),
         ("holds", Hold.objects.filter(lease__in=sandboxes.leases)),
         ("receipts", Receipt.objects.filter(lease__in=sandboxes.leases)),
@@ -274,6 +325,8 @@ def what_is_over(before: datetime, *, log: bool = False) -> Removed:
         _count_with(counts, found, before)
     for ids in _pages(_lone_operations(before), BATCH):
         _count_with(counts, _Sandboxes([], ids), before)
+    lone = _lone_continuations(before)
+    _add(counts, "continuations", lone.count())
     if log:
         for ids in _pages(_entries(before), BATCH):
             # Of what would be gone by then nothing can be said yet; what is gone already can be counted.
@@ -312,6 +365,7 @@ def prune(
     run.over(_obligations(before), _remove_obligations)
     run.over(_candidates(before), lambda ids: _remove_sandboxes(_whole_sandboxes(ids, before, lock=True)))
     run.over(_lone_operations(before), lambda ids: _remove_sandboxes(_Sandboxes([], ids)))
+    run.over(_lone_continuations(before), _remove_continuations)
     if log:
         run.over(_entries(before), lambda ids: {"entries": _delete(ActivityEntry, _of_the_gone(ids))})
     return Removed(before, run.counts, run.stopped)
@@ -324,6 +378,7 @@ def _plain(before: datetime) -> list[tuple[str, QuerySet[Any]]]:
         ("attempts", _attempts(before)),
         ("activities", _activities(before)),
         ("holds", _holds(before)),
+        ("actions", _actions(before)),
     ]
 
 
@@ -375,6 +430,15 @@ def _remove_obligations(ids: list[int]) -> Counts:
         "findings": _delete_found(InventoryFinding.objects.filter(obligation__in=ids)),
         "attempts": _delete_found(Attempt.objects.filter(obligation__in=ids)),
         "obligations": _delete(Obligation, ids),
+    }
+
+
+def _remove_continuations(ids: list[UUID]) -> Counts:
+    owed = Obligation.objects.filter(continuation__in=ids)
+    return {
+        "attempts": _delete_found(Attempt.objects.filter(obligation__in=owed)),
+        "obligations": _delete_found(owed),
+        "continuations": _delete(Continuation, ids),
     }
 
 
@@ -483,6 +547,10 @@ PRUNED: tuple[type[Model], ...] = (
     Operation,
     Lease,
     ActivityEntry,
+    Recovery,
+    Archive,
+    Continuation,
+    RecoveryAction,
 )
 """Every model of which rows are removed. A new reference to one of them needs a thought here (a test asks)."""
 

@@ -19,6 +19,9 @@ GUARDED = (
     ("leases_operation", "operation_is_not_emptied"),
     ("leases_lease", "lease_is_not_emptied"),
     ("leases_obligation", "obligation_is_not_emptied"),
+    ("leases_recovery", "recovery_is_not_emptied"),
+    ("leases_archive", "archive_is_not_emptied"),
+    ("leases_continuation", "continuation_is_not_emptied"),
 )
 
 _execute: Callable[[Any, Iterable[str]], None] = DatabaseOperations.execute_sql_flush

@@ -157,6 +157,7 @@ class Continuation(models.Model):
     withdrawn_by = models.CharField(max_length=200, blank=True)
 
     class Meta:
+        permissions = [("withdraw_continuation", "Can withdraw a continuation")]
         constraints = [
             models.CheckConstraint(
                 condition=Q(state="waiting", started_run__isnull=True, readiness="", ended_at__isnull=True)

@@ -65,6 +65,7 @@ class Recovery(models.Model):
 
     class Meta:
         verbose_name_plural = "recoveries"
+        permissions = [("recover_files", "Can recover the files of a sandbox again")]
         constraints = [
             models.CheckConstraint(
                 condition=Q(state="running", finished_at__isnull=True)

@@ -1644,7 +1644,10 @@ def _emptied(table: str) -> Any:
     return (cascade.format(sql.Identifier(table)), []), (sql.SQL("TRUNCATE leases_inventorylisting"), [])
 
 
-for _table in ("receipt", "activityentry", "attempt", "operation", "lease", "obligation"):
+for _table in (
+    *("receipt", "activityentry", "attempt", "operation", "lease", "obligation"),
+    *("recovery", "archive", "continuation"),
+):
     _refused = f"{_table}_is_not_emptied"
     refuses(_refused, trigger=_refused)(partial(_emptied, f"leases_{_table}"))
 
@@ -2431,6 +2434,25 @@ def _() -> Any:
     return change(row, continuation_id=other.pk), change(row, continuation_id=row.continuation_id)
 
 
+@refuses("recovery_is_kept", trigger="recovery_is_kept")
+def _() -> Any:
+    row = factories.recovery(state="complete")
+    return gone(row), another(row, generation=2)
+
+
+@refuses("archive_is_kept", trigger="archive_is_kept")
+def _() -> Any:
+    """A file that no row names is nobody's to remove."""
+    row = factories.archive()
+    return gone(row), change(row, removed_at=NOW)
+
+
+@refuses("continuation_is_kept", trigger="continuation_is_kept")
+def _() -> Any:
+    row = factories.continuation(state="withdrawn")
+    return gone(row), another(row)
+
+
 @refuses("recovery_keeps_company_of_lease")
 def _() -> Any:
     row = factories.recovery(state="complete")
@@ -3000,6 +3022,7 @@ ACTING = {
     "issue_facts_wake_continuations": "wakes; tests/leases/test_what_waits.py",
     "run_facts_wake_continuations": "wakes; tests/leases/test_what_waits.py",
     "recovery_action_wakes_continuations": "wakes; tests/leases/test_what_waits.py",
+    "recovery_action_taken_back_wakes_continuations": "wakes; tests/leases/test_what_waits.py",
     "lane_opened_notifies": "notifies; tests/cleanup/test_alarm.py",
     "obligation_created_notifies": "notifies; test_the_beat_is_notified_of_a_deadline_...",
     "obligation_earlier_notifies": "notifies; test_the_beat_is_notified_of_a_deadline_...",

@@ -17,14 +17,18 @@ from leases import audit, pruning
 from leases.errors import LeaseError
 from leases.models import (
     ActivityEntry,
+    Archive,
     Attempt,
     BridgeActivity,
+    Continuation,
     Environment,
     Hold,
     Lease,
     Obligation,
     Operation,
     Receipt,
+    Recovery,
+    RecoveryAction,
     Run,
 )
 from tests import factories
@@ -215,6 +219,96 @@ def test_the_log_of_what_is_gone_goes_only_when_it_is_asked_for() -> None:
     assert kept == {("lease.acquired", str(there.pk)), ("company.noted", str(gone.company_id))}
 
 
+def used_up_by_failed_run() -> Lease:
+    where = factories.environment()
+    return used_up(where, run=factories.failed_run(where.company))
+
+
+def recovered(**of_archive: Any) -> Recovery:
+    """A recovery of the past of a sandbox of the past: its start, its work, its archive, and what continued from it."""
+    lease = used_up_by_failed_run()
+    activity = BridgeActivity.objects.create(
+        company_id=lease.company_id, lease=lease, deadline=now(), ended_at=now(), outcome="completed"
+    )
+    recovery = factories.recovery(lease, state="complete", activity=activity)
+    factories.start(lease, recovery=recovery, state="resolved", resolved_at=now())
+    factories.archive(recovery, **{"removed_at": now(), **of_archive})
+    continuation = factories.continuation(lease.run, state="started", recovery=recovery)
+    Run.objects.filter(pk=continuation.started_run_id).update(status=Run.Status.SUCCEEDED)
+    owed = Obligation.objects.create(
+        company_id=lease.company_id,
+        kind="start_continuation",
+        continuation=continuation,
+        closed_at=now(),
+        closed_as="proven",
+    )
+    factories.attempt(owed, outcome="proven")
+    action = factories.recovery_action(lease.run, closed_at=now(), closed_by="user:test")
+    for row in (recovery, continuation, action):
+        audit.record(f"{row._meta.model_name}.noted", row, company_id=row.company_id)
+    return recovery
+
+
+def test_recoveries_their_archives_and_what_continued_go_with_their_sandbox() -> None:
+    recovered()
+    assert prune() == {
+        **WHOLE,
+        "actions": 1,
+        "activities": 2,
+        "archives": 1,
+        "attempts": 2,
+        "continuations": 1,
+        "obligations": 3,
+        "operations": 2,
+        "recoveries": 1,
+    }
+    for model in (Recovery, Archive, Continuation, RecoveryAction, Lease, Obligation):
+        assert not model.objects.exists()
+    prune(log=True)
+    assert not ActivityEntry.objects.exclude(action__in=["history.pruned", "run.noted"]).exists()
+    assert Run.objects.count() == 2, "the control plane's own rows are not ours to remove"
+
+
+def _file(recovery: Recovery) -> None:
+    """Nobody else knows whose the file in the storage is."""
+    archive = recovery.archives.get()
+    factories.archive(recovery, epoch=archive.epoch, removed_at=None)
+
+
+def _waits(recovery: Recovery) -> None:
+    run = factories.failed_run(recovery.company)
+    factories.continuation(run, recovery=recovery)
+
+
+def _runs(recovery: Recovery) -> None:
+    """Not that it could: a lease that is over is not reopened."""
+    factories.recovery(recovery.lease)
+
+
+@pytest.mark.parametrize("needs", [_file, _waits, _runs])
+def test_a_sandbox_whose_files_may_still_be_asked_for_stays_whole(needs: Any) -> None:
+    recovery = recovered()
+    needs(recovery)
+    prune()
+    assert Lease.objects.filter(pk=recovery.lease_id).exists()
+    assert recovery.operations.exists()
+    assert recovery.archives.exists()
+    assert Recovery.objects.get(pk=recovery.pk).activity is not None
+    assert recovery.continuations.filter(state="started").exists()
+
+
+def test_a_continuation_without_a_recovery_goes_when_its_run_is_over_as_a_whole() -> None:
+    """Until then, asking again returns the row, and starts nothing twice."""
+    lease, withdrawn = used_up_by_failed_run(), factories.continuation(state="withdrawn")
+    kept = factories.lease(lease.environment, run=factories.failed_run(lease.company))
+    waiting = factories.continuation()
+    for run in (lease.run, kept.run):
+        factories.continuation(run, state="withdrawn")
+    assert prune() == {**WHOLE, "obligations": 2, "continuations": 2}
+    assert set(Continuation.objects.values_list("run_id", flat=True)) == {kept.run_id, waiting.run_id}
+    assert not Continuation.objects.filter(pk=withdrawn.pk).exists()
+
+
 def test_it_goes_in_batches_each_with_its_entry_and_stops_between_them() -> None:
     for _ in range(5):
         used_up()
@@ -245,17 +339,24 @@ def test_every_reference_to_what_is_removed_was_thought_of() -> None:
         for relation in model._meta.related_objects
     }
     assert refers == {
+        ("Archive", "Lease"),
+        ("Archive", "Receipt"),
+        ("Archive", "Recovery"),
         ("Attempt", "Obligation"),
         ("BridgeActivity", "Lease"),
         ("BridgeActivity", "Operation"),
+        ("Continuation", "Recovery"),
         ("Hold", "Lease"),
         ("InventoryFinding", "Lease"),
         ("InventoryFinding", "Obligation"),
         ("Lease", "Lease"),
+        ("Obligation", "Continuation"),
         ("Obligation", "Lease"),
         ("Obligation", "Operation"),
         ("Operation", "Lease"),
+        ("Operation", "Recovery"),
         ("Receipt", "Lease"),
+        ("Recovery", "Lease"),
     }
 
 
@@ -275,13 +376,16 @@ TABLES = {
     "leases_operation": "operation",
     "leases_lease": "lease",
     "leases_obligation": "obligation",
+    "leases_recovery": "recovery",
+    "leases_archive": "archive",
+    "leases_continuation": "continuation",
 }
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_only_that_role_deletes_history_and_nobody_empties_a_table(table: str) -> None:
     """A superuser, as this session's user is, does not either: what counts is the current role."""
-    used_up()
+    recovered()
     assert _refused(f"DELETE FROM {table}", []) != ""  # noqa: S608 - a constant
     assert _refused(f"TRUNCATE {table} CASCADE", []).endswith("_is_not_emptied")
     with connection.cursor() as cursor:

@@ -177,8 +177,8 @@ def _facts_of_the_run(issue: Issue, run: Run) -> list[Writes]:
 
 
 def _recovery_action(issue: Issue, run: Run) -> list[Writes]:
-    row = factories.recovery_action(run)
-    return [[another(row)], [change(row, closed_at=NOW, closed_by="user:test")], [gone(row)]]
+    row, open_one = factories.recovery_action(run), factories.recovery_action(run)
+    return [[another(row)], [change(row, closed_at=NOW, closed_by="user:test")], [gone(open_one)]]
 
 
 def gone_facts(table: str, column: str, of: object) -> tuple[str, list[object]]:
@@ -191,7 +191,7 @@ def gone_facts(table: str, column: str, of: object) -> tuple[str, list[object]]:
 def test_every_fact_that_is_told_changed_or_taken_back_wakes_the_continuations_of_its_issue(
     tell: Callable[[Issue, Run], list[Writes]], role: str
 ) -> None:
-    """Triggers `issue_facts_`, `run_facts_` and `recovery_action_wakes_continuations`."""
+    """Triggers `issue_facts_`, `run_facts_`, `recovery_action_` and `recovery_action_taken_back_wakes_...`."""
     issue = factories.issue()
     run = factories.failed_run(issue.company, issue=issue)
     row = factories.continuation(run).obligations.get()
