@@ -16,9 +16,9 @@ from django.db.models import Q, QuerySet
 from cleanup import judging, outside
 from cleanup.judging import CALM
 from cleanup.watermark import Mark, Unclear
-from leases import arguments, audit, transitions, trust
+from leases import arguments, audit, continuing, recovering, transitions, trust
 from leases.errors import DecisionRefused
-from leases.models import Installation, Lease, Obligation, Operation
+from leases.models import Continuation, Installation, Lease, Obligation, Operation
 
 UNSETTLED = (*Lease.LIVE, Lease.State.RELEASED)
 """States of leases that are not over, as a clone finds them."""
@@ -99,9 +99,10 @@ def as_clone(*, actor: str, reason: str, confirmation: str) -> Trusted:
 
     In one transaction: a new mark for the sandboxes of this installation, and an end without proof and without debt
     (`disowned`) of every lease and creation that the copy brought along. So no path is left that acts on an old sandbox
-    by its lease. `confirmation` is the present mark. Raises `LeaseError` without a reason, and `DecisionRefused` where
-    another text confirms, or where this database acquired leases itself while observing: those carry the old mark, and
-    are to be released, and seen to end, before.
+    by its lease. What waits to continue a run is withdrawn: the original starts it. `confirmation` is the present mark.
+
+    Raises `LeaseError` without a reason, and `DecisionRefused` where another text confirms, or where this database
+    acquired leases itself while observing: those carry the old mark, and are to be released, and seen to end, before.
     """
     arguments.actor(actor)
     arguments.reason(reason, "a decision")
@@ -118,15 +119,20 @@ def as_clone(*, actor: str, reason: str, confirmation: str) -> Trusted:
                 f"release them first, and wait for their end: {', '.join(str(pk) for pk in own[:5])}",
                 code="own_leases",
             )
-        # In the lock order: runs are not touched; leases by id, operations, obligations; the installation's row last.
+        # In the lock order: the issues of what waits to continue, whose runs are not touched; leases by id, operations,
+        # obligations; the installation's row last.
+        obligations = Obligation.objects.filter(closed_at__isnull=True, probed_account__isnull=True).count()
+        continuing.withdraw_all(
+            Continuation.objects.all(), actor=actor, reason=reason, closed_as=Obligation.ClosedAs.DISOWNED
+        )
         leases = list(_unsettled().order_by("id").select_for_update(no_key=True, of=("self",)))
         operations = list(_pending().order_by("id").select_for_update(no_key=True, of=("self",)))
-        obligations = Obligation.objects.filter(closed_at__isnull=True, probed_account__isnull=True).count()
         for lease in leases:
+            recovering.disown(lease, actor=actor)
             transitions.disown(lease, actor=actor, reason=reason)
         for operation in operations:
             transitions.disown_operation(operation, actor=actor, reason=reason)
-        # The startups of runs, and what is still asked about leases that are over.
+        # The startups and cancellations of runs, and what is still asked about leases that are over.
         transitions.close_disowned(Obligation.objects.filter(Q(run__isnull=False) | Q(lease__isnull=False)))
         kept = _trust(uuid4(), 0)
         _record(

@@ -14,13 +14,14 @@ from django.db import transaction
 from django.db.models import CharField, F, Q, Value
 from django.db.models.functions import Cast, Concat, Now
 
-from leases import arguments, audit, proof, transitions
+from leases import arguments, audit, continuing, proof, transitions
 from leases.blockers import Blockers, Gathered, Refused, require_trust
 from leases.connections import despite_deadlocks
 from leases.errors import LeaseError, NotFound
 from leases.models import (
     Attempt,
     Company,
+    Continuation,
     Credential,
     Environment,
     Hold,
@@ -69,6 +70,7 @@ def what_stands_in_the_way(company_id: UUID) -> Blockers:
         "open_obligation",
         # What stands on a lease or an operation that is listed already says nothing new; a probe asks about nobody.
         owed.exclude(kind=Obligation.Kind.PROBE_ACCOUNT)
+        .exclude(_is_dropped())
         .filter(Q(lease__isnull=True) | Q(lease__state__in=SETTLED))
         .filter(Q(operation__isnull=True) | ~Q(operation__state=Operation.State.PENDING)),
         lambda row: f"still owed: {row.get_kind_display()}",
@@ -94,7 +96,8 @@ def close_company(company_id: UUID, *, actor: str, reason: str) -> Company:
     """Close a company for good and return its tombstone: the id and when it was closed. Its names are erased.
 
     The names of its issues, environments, credentials and accounts, the environments' configuration and the
-    credentials' references go too; credentials and environments are archived. Leases, journal, receipts and the log
+    credentials' references go too; credentials and environments are archived, and continuations that wait are
+    withdrawn. Leases, journal, receipts and the log
     stay, with the ids and the snapshots (references, never secrets) that they have. Cannot be taken back.
 
     Raises `NotFound`, `LeaseError` (`invalid`, `already_closed`, `observing`), and `Refused` with what stands in the
@@ -113,8 +116,15 @@ def _close(company_id: UUID, actor: str, reason: str) -> Company:
         blockers = what_stands_in_the_way(company_id)
         if blockers:
             raise Refused("the company cannot be closed", blockers)
-        erased = _erase(company_id)
+        withdrawn = continuing.withdraw_all(
+            Continuation.objects.filter(company_id=company_id),
+            actor=actor,
+            reason=reason,
+            closed_as=Obligation.ClosedAs.NOTHING_OWED,
+        )
+        erased = {**_erase(company_id), "continuations": withdrawn}
         _end_probes(company_id)
+        _end_cancellations(company_id)
         Company.objects.filter(pk=company_id).update(name="", closed_at=Now())
         audit.record("company.closed", company, company_id=company_id, actor=actor, reason=reason, **erased)
     company.refresh_from_db()
@@ -153,6 +163,27 @@ def _erase(company_id: UUID) -> dict[str, int]:
         ),
         "accounts": ProviderAccount.objects.filter(company_id=company_id).update(name=own),
     }
+
+
+def _is_dropped() -> Q:
+    """Return what closing itself ends: continuations that wait, and cancellations that nothing can confirm.
+
+    A closed company admits no run. A cancellation of which somebody looked and found no end has none with all else
+    settled: nothing was ever started.
+    """
+    kind = Obligation.Kind
+    return Q(kind=kind.START_CONTINUATION) | Q(kind=kind.CONFIRM_CANCEL, quiet=Obligation.Quiet.WAITING)
+
+
+def _end_cancellations(company_id: UUID) -> None:
+    rows = Obligation.objects.filter(company_id=company_id, closed_at__isnull=True)
+    runs = rows.filter(kind=Obligation.Kind.CONFIRM_CANCEL).values("run_id")
+    list(Run.objects.select_for_update(no_key=True).filter(pk__in=runs).order_by("pk"))
+    owed = rows.filter(kind=Obligation.Kind.CONFIRM_CANCEL).select_for_update(no_key=True)
+    for row in owed.order_by("pk"):
+        transitions.end_attempt(row, Attempt.Outcome.NOTHING_OWED)
+        transitions.close(row, Obligation.ClosedAs.NOTHING_OWED)
+        audit.record("run.cancellation_dropped", row, company_id=company_id, run=str(row.run_id))
 
 
 def _end_probes(company_id: UUID) -> None:

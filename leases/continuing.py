@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import IntegrityError, transaction
+from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from leases import arguments, audit, companies, facts, retrying, transitions
@@ -124,12 +125,23 @@ def withdraw(continuation_id: UUID, company_id: UUID, *, actor: str, reason: str
             raise ContinuationRefused(f"it started the run {row.started_run_id} already", code="started")
         if row.state == State.WAITING:
             _close([row], Obligation.ClosedAs.NOTHING_OWED, Attempt.Outcome.NOTHING_OWED)
-            Continuation.objects.filter(pk=row.pk).update(
-                state=State.WITHDRAWN, withdrawn_by=actor, ended_at=Now(), hold="", hold_sentence=""
-            )
-            audit.record("continuation.withdrawn", row, company_id=company_id, actor=actor, reason=reason)
+            _withdraw(row, actor=actor, reason=reason)
             row.refresh_from_db()
     return row
+
+
+def withdraw_all(rows: QuerySet[Continuation], *, actor: str, reason: str, closed_as: Obligation.ClosedAs) -> int:
+    """Withdraw what waits of these, in the caller's transaction; returns how many. For who closes a company or clones.
+
+    The tasks are locked first, in the order of their ids.
+    """
+    waiting = rows.filter(state=State.WAITING)
+    list(Issue.objects.select_for_update(no_key=True).filter(pk__in=waiting.values("issue_id")).order_by("pk"))
+    found = list(waiting.order_by("pk"))
+    _close(found, closed_as, Attempt.Outcome.NOTHING_OWED)
+    for row in found:
+        _withdraw(row, actor=actor, reason=reason)
+    return len(found)
 
 
 # What an admission writes. Its caller holds the locks of the task, its runs and their leases, and the obligations.
@@ -202,6 +214,13 @@ def hold(row: Continuation, code: str, sentence: str, recovery: Recovery | None)
             hold=code,
             recovery=str(bound) if bound else None,
         )
+
+
+def _withdraw(row: Continuation, *, actor: str, reason: str) -> None:
+    Continuation.objects.filter(pk=row.pk).update(
+        state=State.WITHDRAWN, withdrawn_by=actor, ended_at=Now(), hold="", hold_sentence=""
+    )
+    audit.record("continuation.withdrawn", row, company_id=row.company_id, actor=actor, reason=reason)
 
 
 # Requests

@@ -53,6 +53,11 @@ _NOT_SETTLEABLE = {
     Kind.DISPOSE: "it ends with the sandbox; say until when that is kept instead",
     Kind.END_FENCE: "it ends at the fence's own time",
     Kind.WATCH_CONTROLLERS: "it watches the whole fleet for as long as there is one",
+    Kind.RECOVER_WORKSPACE: "it ends by itself within half an hour; stop the lease's run to end it now",
+    Kind.END_RECOVERY: "it ends a recovery of files at its time",
+    Kind.WATCH_RESTART: "its sandbox's earlier end is proven; destroy that sandbox to be rid of it",
+    Kind.START_CONTINUATION: "withdraw the continuation instead",
+    Kind.CONFIRM_CANCEL: "it confirms what is proven; settle what it waits for",
     Kind.VERIFY_END: "its lease ended without proof already, which is what it looks for",
 }
 
@@ -304,8 +309,9 @@ def settle_unverified(
     """End the retries of an obligation without proof, and not its debt (design 2.3); returns the closed row.
 
     A teardown leaves its lease `failed` without a receipt; the recovery of a creation or start leaves its operation
-    `unverified`; the startup of a run is no longer waited for. `confirmation` is what `confirmation_of` says. No gate
-    opens by it, and what comes late still counts: a receipt is kept, an id that turns up is owned and torn down. Raises
+    `unverified`, and a sandbox that a recovery of files started is watched; the startup of a run is no longer waited
+    for. `confirmation` is what `confirmation_of` says. No gate opens by it, and what comes late still counts: a receipt
+    is kept, an id that turns up is owned and torn down. Raises
     `NotFound`, `LeaseError` without a reason, and `DecisionRefused`: closed, held by an attempt (until when is said),
     of a kind that needs no proof, or confirmed with another text.
     """
@@ -332,6 +338,9 @@ def settle_unverified(
             _wake_startup(lease.run_id)
         elif operation is not None:
             transitions.end_unverified(operation, row, actor=actor, reason=reason)
+            if operation.recovery_id is not None and lease is not None and lease.state in Lease.KEPT:
+                # Whether it runs is not known, and no teardown asks: it is watched, so that it does not run unseen.
+                transitions.may_be_running(lease)
         else:
             transitions.close_unverified(row)
             audit.record("startup.unverified", row, company_id=company_id, actor=actor, reason=reason, quiet=row.quiet)

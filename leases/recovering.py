@@ -212,6 +212,25 @@ def stop(lease: Lease, *, actor: str) -> bool:
     return True
 
 
+def disown(lease: Lease, *, actor: str) -> None:
+    """End the generation of a locked lease whose sandbox is the original's: this database is a clone of one.
+
+    Its obligations are closed by `transitions.disown`. What was written of an archive is left in the storage: it is the
+    original's, which may be writing it at this moment.
+    """
+    recovery = running(lease)
+    if recovery is None:
+        return
+    Recovery.objects.filter(pk=recovery.pk).update(
+        state=Recovery.State.EXHAUSTED,
+        failure=Failure.STOPPED,
+        disposition=Recovery.Disposition.USE_ALTERNATIVE_STRATEGY,
+        finished_at=Now(),
+        next_attempt_at=None,
+    )
+    audit.record("recovery.disowned", recovery, company_id=recovery.company_id, actor=actor, lease=str(lease.pk))
+
+
 # One attempt. Each function runs in a transaction that has locked the lease, and the operation where there is one.
 
 

@@ -148,7 +148,11 @@ def test_the_scan_below_takes_no_reader_for_a_writer(source: str) -> None:
 
 
 OF_OTHER_TABLES = {
-    "leases/recovering.py": {"assigns recovery.state", "saves the column state of recovery"},
+    "leases/recovering.py": {
+        "assigns recovery.state",
+        "saves the column state of recovery",
+        "passes state= to Recovery.objects.filter(pk=recovery.pk).update",
+    },
     "leases/continuing.py": {"passes state= to Continuation.objects.filter(pk=row.pk).update"},
 }
 """Writers of a column of that name in another table."""

@@ -2,12 +2,12 @@ from pathlib import Path
 
 from django.db import migrations
 
-SQL = (Path(__file__).parent / "sql" / "0024_operating.sql").read_text(encoding="utf-8")
+SQL = (Path(__file__).parent / "sql" / "0025_operating.sql").read_text(encoding="utf-8")
 
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("leases", "0023_download_archive"),
+        ("leases", "0024_cancelling"),
     ]
 
     operations = [

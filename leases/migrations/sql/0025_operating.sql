@@ -37,3 +37,20 @@ CREATE TRIGGER recovery_action_taken_back_wakes_continuations AFTER DELETE ON le
     FOR EACH ROW WHEN (OLD.closed_at IS NULL) EXECUTE FUNCTION leases_issue_told();
 ALTER TABLE leases_recoveryaction ENABLE ALWAYS TRIGGER recovery_action_wakes_continuations;
 ALTER TABLE leases_recoveryaction ENABLE ALWAYS TRIGGER recovery_action_taken_back_wakes_continuations;
+
+-- A cancellation is owed until it is confirmed; or until nobody can confirm it any more: its sandboxes are the original's of
+-- which this database is a clone (disowned), or its company was closed with all else settled (nothing_owed).
+CREATE OR REPLACE FUNCTION leases_assert_cancellation(p_run uuid) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE r leases_run; owed boolean; dropped boolean;
+BEGIN
+    SELECT * INTO r FROM leases_run WHERE id = p_run FOR NO KEY UPDATE;
+    IF NOT FOUND THEN RETURN; END IF;
+    owed := EXISTS (SELECT 1 FROM leases_obligation o
+                     WHERE o.run_id = r.id AND o.kind = 'confirm_cancel' AND o.closed_at IS NULL);
+    dropped := EXISTS (SELECT 1 FROM leases_obligation o
+                        WHERE o.run_id = r.id AND o.kind = 'confirm_cancel' AND o.closed_as IN ('disowned', 'nothing_owed'));
+    IF (r.cancel_requested_at IS NOT NULL AND r.cancel_confirmed_at IS NULL AND NOT dropped) <> owed THEN
+        RAISE EXCEPTION 'the cancellation of run % is %', r.id, CASE WHEN owed THEN 'not asked for, but owed' ELSE 'not owed' END
+            USING ERRCODE = 'check_violation', CONSTRAINT = 'cancellation_is_owed_until_confirmed';
+    END IF;
+END $$;
