@@ -12,6 +12,7 @@ from leases import holds, proof, trust
 from leases.models import Obligation
 from leases.ownership import SHOWN, Ownership, next_due, ownership
 from leases.snapshot import snapshot
+from leases.unfinished import Unfinished, unfinished
 
 __all__ = ["DEBTS_SHOWN", "KindReport", "Report", "next_due", "owed"]
 
@@ -79,6 +80,8 @@ class Report:
     """Whether this database observes, since when and why: then most of what is owed waits for a person's word."""
     ownership: Ownership
     """Whose each sandbox is, what keeps it until when, and what that costs."""
+    unfinished: Unfinished
+    """What may run unseen, which recoveries of files run, and which continuations wait for what."""
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values. What only a write ends has no `until` (null)."""
@@ -141,8 +144,9 @@ def owed(*, shown: int | None = SHOWN) -> Report:
             "mark_at": standing.mark_at,
         }
         kept = ownership(shown=shown)
+        after = unfinished(shown=shown)
     kinds = tuple(rows.get(kind, KindReport(kind)) for kind in Obligation.Kind.values)
-    return Report(at, kinds, blocked, unverified, debts, trusted, kept)
+    return Report(at, kinds, blocked, unverified, debts, trusted, kept, after)
 
 
 _SETTLED = (Obligation.Kind.DISPOSE, Obligation.Kind.SETTLE_ORPHAN)

@@ -71,11 +71,13 @@ class Sandbox:
     hourly_price: Decimal | None
     so_far: Decimal | None
     """`hourly_price` times the hours since then, None where the price is not known."""
+    may_run_since: datetime | None = None
+    """Since when it may run again although its end is proven: a restart of it was never answered."""
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it is proven stopped, so that its price is the most that it costs."""
-        return self.kind in STOPPED
+        """Whether it is stopped as far as is known, so that its price is the most that it costs."""
+        return self.kind in STOPPED and self.may_run_since is None
 
     @property
     def advice(self) -> str:
@@ -128,6 +130,8 @@ class Group:
     undecided: int
     next_due: datetime | None
     cost: Cost
+    may_run: int
+    """How many of them may be running although they were proven stopped."""
     because: tuple[Because, ...]
     sandboxes: tuple[Sandbox, ...]
     """The first `SHOWN`; all of them where that was asked for."""
@@ -251,7 +255,8 @@ SELECT l.id, l.state, l.resource_id, l.provider, coalesce(e.name, ''), l.scope <
        o.kind = 'settle_orphan' AND EXISTS (
            SELECT 1 FROM leases_operation p
             WHERE p.run_uuid = l.run_id AND p.cancelled_at IS NOT NULL
-              AND (r.cancel_acknowledged_at IS NULL OR p.cancelled_at > r.cancel_acknowledged_at))
+              AND (r.cancel_acknowledged_at IS NULL OR p.cancelled_at > r.cancel_acknowledged_at)),
+       l.may_be_running_since
   FROM leases_lease l
   LEFT JOIN leases_installation i ON true
   LEFT JOIN leases_environment e ON e.id = l.environment_id
@@ -303,6 +308,7 @@ class _Facts:
     """As `startup.is_open` says it of the run of an orphan."""
     unacknowledged: bool | None
     """As `startup.is_unacknowledged` says it."""
+    may_run_since: datetime | None
 
     @property
     def is_orphan(self) -> bool:
@@ -342,6 +348,7 @@ def _sandbox(row: _Facts, standing: Standing, trusted: trust.Trust) -> Sandbox:
         since=row.since,
         hourly_price=row.hourly_price,
         so_far=so_far,
+        may_run_since=row.may_run_since,
     )
 
 
@@ -494,7 +501,10 @@ def _group(kind: Kind, sandboxes: list[Sandbox], at: datetime, shown: int | None
         held=len(sandboxes) - undecided - releasable,
         undecided=undecided,
         next_due=next((row.due_at for row in sandboxes if row.due_at is not None), None),
-        cost=_cost(((row.hourly_price, row.so_far) for row in sandboxes), at_most=kind in STOPPED),
+        cost=_cost(
+            ((row.hourly_price, row.so_far) for row in sandboxes), at_most=any(row.is_stopped for row in sandboxes)
+        ),
+        may_run=sum(1 for row in sandboxes if row.may_run_since is not None),
         because=tuple(_because(sandboxes)),
         sandboxes=tuple(sandboxes if shown is None else sandboxes[:shown]),
     )

@@ -11,6 +11,7 @@ from django.template.response import TemplateResponse
 
 from leases.models import Lease
 from leases.ownership import ownership
+from leases.unfinished import unfinished
 
 
 def owners_view(request: HttpRequest) -> HttpResponse:
@@ -28,5 +29,6 @@ def owners_view(request: HttpRequest) -> HttpResponse:
         "history": told.history,
         "mass_lapse": told.mass_lapse,
         "now": told.at,
+        "after": unfinished(),
     }
     return TemplateResponse(request, "admin/leases/owners.html", context)

@@ -107,9 +107,7 @@ def another_run(rehearsal: Rehearsal) -> Run:
 
 
 def acquire(rehearsal: Rehearsal) -> Lease:
-    return leases.acquire(
-        rehearsal.environment.pk, company_id=rehearsal.company.pk, run_id=another_run(rehearsal).pk
-    )
+    return leases.acquire(rehearsal.environment.pk, company_id=rehearsal.company.pk, run_id=another_run(rehearsal).pk)
 
 
 # The window

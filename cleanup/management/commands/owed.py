@@ -16,6 +16,7 @@ from leases import trust
 from leases.holds import FOREVER
 from leases.models import Obligation
 from leases.ownership import SHOWN, Because, Cost, Group, Ownership, Sandbox
+from leases.unfinished import Unfinished
 
 
 class Command(BaseCommand):
@@ -45,6 +46,7 @@ class Command(BaseCommand):
             self.stdout.write(trust.sentence(owed.trust["why"], owed.trust["since"]))
         self._obligations(owed)
         self._sandboxes(owed.ownership, named=listed is not None)
+        self._unfinished(owed.unfinished, owed.at)
         if not any(k.open for k in owed.kinds):
             self.stdout.write("Nothing is owed.")
 
@@ -110,6 +112,45 @@ class Command(BaseCommand):
                 "decide whether that was an outage"
             )
 
+    def _unfinished(self, after: Unfinished, at: datetime) -> None:
+        """What may run unseen is always named, whatever was asked for: it may cost."""
+        if after.may_run_count:
+            price = f"{_money(after.per_hour)} per hour"
+            more = f", and {after.unknown_prices} of unknown price" if after.unknown_prices else ""
+            self.stdout.write(
+                f"{after.may_run_count} may be running although their end is proven, counted as costing: {price}{more}"
+            )
+            for one in after.may_run:
+                self.stdout.write(
+                    f"  {one.lease} {one.resource_id} ({one.provider}): a restart was never answered, since "
+                    f"{_ago(one.since, at)}; next look {_ahead(one.next_look, at)}"
+                )
+            self._left_out(after.may_run_count - len(after.may_run))
+        if after.recovery_count:
+            self.stdout.write(f"{after.recovery_count} recoveries of files are running")
+            for row in after.recoveries:
+                failed = f"; last: {row.failure}" if row.failure else ""
+                self.stdout.write(
+                    f"  {row.lease} {row.resource_id}: generation {row.generation}, {row.attempts} attempts, next "
+                    f"{_ahead(row.next_attempt_at, at)}, ends {_ahead(row.ends_at, at)} at the latest{failed}"
+                )
+            self._left_out(after.recovery_count - len(after.recoveries))
+        if after.continuation_count:
+            self.stdout.write(f"{after.continuation_count} continuations wait")
+            for held in after.held_by:
+                self.stdout.write(
+                    f"  {held.count} {held.hold or 'not looked at yet'}, the oldest since {_ago(held.since, at)}"
+                )
+            for waiting in after.continuations:
+                self.stdout.write(
+                    f"  {waiting.continuation} of run {waiting.run} ({waiting.requested_by}): {waiting.sentence}"
+                )
+            self._left_out(after.continuation_count - len(after.continuations))
+
+    def _left_out(self, count: int) -> None:
+        if count:
+            self.stdout.write(f"  and {count} more")
+
     def _group(self, group: Group, at: datetime, *, named: bool) -> None:
         if named:
             self.stdout.write(f"{group.label}:")
@@ -145,6 +186,8 @@ def _line(sandbox: Sandbox, at: datetime) -> str:
     if sandbox.person:
         parts.append(Obligation.Quiet(sandbox.person).label)
     parts.append(f"next {_ahead(sandbox.due_at, at)}" if sandbox.due_at else "not by itself")
+    if sandbox.may_run_since is not None:
+        parts.append(f"may be running, since {_ago(sandbox.may_run_since, at)}")
     parts.append("price unknown" if sandbox.so_far is None else f"{_money(sandbox.so_far)} so far")
     return "; ".join(parts)
 
