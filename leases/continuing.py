@@ -58,8 +58,8 @@ def request_retry(
     """Ask for a run that goes on from a failed one, and for one attempt now at all that the failed one still owes.
 
     The same run's retry is there once: asked for again it is returned as it is, started or not, and while it waits each
-    request is one more attempt (domain 6.10). `recovers_files`: the files of a kept sandbox are saved first; the last
-    word on that counts while it waits.
+    request is one more attempt (domain 6.10). Where a saved message started the run that goes on, that is returned.
+    `recovers_files`: the files of a kept sandbox are saved first; the last word on that counts while it waits.
 
     Raises `NotFound`, `LeaseError` (`invalid`), and `ContinuationRefused` (`not_a_user`, `no_issue`,
     `company_closed`). Nothing is written then.
@@ -303,7 +303,9 @@ def _locked(run_id: UUID, company_id: UUID) -> Run:
 def _again(run: Run, asked: dict[str, Any]) -> Continuation | None:
     """Return the row of the same request, if it was made before. Raises `ContinuationRefused`."""
     if asked["kind"] == Kind.RETRY:
-        return Continuation.objects.filter(run=run, kind=Kind.RETRY).exclude(state=State.WITHDRAWN).first()
+        asked_for = Continuation.objects.filter(run=run).exclude(state=State.WITHDRAWN)
+        # What a message started is the run that a retry would start: it is adopted (S-193).
+        return asked_for.filter(kind=Kind.RETRY).first() or asked_for.filter(state=State.STARTED).first()
     row = Continuation.objects.filter(company_id=run.company_id, message_id=asked["message_id"]).first()
     if row is None:
         return None

@@ -23,7 +23,7 @@ from cleanup.locking import also_locked, without_waiting
 from cleanup.work import Call, Context, Done, Held, Outcome, Waiting
 from leases import continuing, gates, recovering
 from leases.gates import Answer, Facts, Files, Gate
-from leases.models import Continuation, Issue, Lease, Obligation, RecoveryAction, Run
+from leases.models import Continuation, Issue, Lease, Obligation, Recovery, RecoveryAction, Run
 
 NEXT_TO_OPEN = gates.GATES[-1]
 """The last gate: what closes it alone is opened from here, by beginning to save the files."""
@@ -64,20 +64,25 @@ def _settle(claim: Claim) -> Outcome:
         gate, answer = shut
         continuing.hold(mine, gate.code, gate.sentence(answer), facts.files.bound)
         return Waiting() if answer.until is None else Held(answer.until)
-    joined, files = [mine], {mine.pk: facts.files}
+    joined, files, bound = [mine], {mine.pk: facts.files}, {mine.pk: facts.files.bound}
     for other in waiting:
         if other.pk != mine.pk:
             their_facts, their_shut = _evaluate(other, actions, runs, refused)
             if their_shut is None:
-                joined.append(other)
                 files[other.pk] = their_facts.files
-    _start(joined, files, facts, actions, runs)
+            # Who waits for nothing but the files goes along without them: what blocked the task is closed by this run,
+            # and there would be nothing left to continue.
+            if their_shut is None or their_shut[0] is NEXT_TO_OPEN:
+                joined.append(other)
+                bound[other.pk] = their_facts.files.bound
+    _start(joined, list(files.values()), bound, facts, actions, runs)
     return Done(proven=True)
 
 
 def _start(
     joined: Sequence[Continuation],
-    files: dict[UUID, Files],
+    files: Sequence[Files],
+    bound: dict[UUID, Recovery | None],
     facts: Facts,
     actions: Sequence[RecoveryAction],
     runs: Sequence[Run],
@@ -85,7 +90,7 @@ def _start(
     """Start one run for all of these. It goes on from the named run that ended last, afresh where one has to."""
     named = {one.run_id for one in joined}
     source = max((run for run in runs if run.pk in named), key=lambda run: run.finished_at or run.created_at)
-    wanted = {one.readiness for one in files.values()}
+    wanted = {one.readiness for one in files}
     readiness = next(
         one
         for one in (
@@ -101,7 +106,7 @@ def _start(
         source=source,
         agent=facts.issue.assignee or "",
         readiness=readiness,
-        recoveries={pk: one.bound for pk, one in files.items()},
+        recoveries=bound,
         actions=actions,
     )
 
