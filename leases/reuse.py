@@ -80,6 +80,7 @@ def choose(planned: Operation, *, actor: str) -> Lease | None:
     kept = list(
         Lease.objects.select_for_update(no_key=True)
         .filter(company_id=planned.company_id, scope=planned.scope, state=Lease.State.RELEASED)
+        .exclude(expires_at__lte=Now())  # the provider does away with it at any moment (S-143)
         .order_by("id")
     )
     fitting = None

@@ -501,6 +501,7 @@ def test_a_start_that_was_ended_without_proof_opens_no_gate() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_a_startup_is_no_longer_waited_for() -> None:
     startup = factories.startup()
+    factories.operation(factories.environment(factories.account(startup.company)), run_uuid=startup.run_id)
     row = _settle(startup, str(startup.run_id))
     assert row.closed_as == "unverified"
     assert audited("startup.unverified", startup) == 1
@@ -575,7 +576,10 @@ def test_what_needs_no_proof_cannot_be_settled_without() -> None:
     ]
     kept = factories.stopped().obligations.get(kind="dispose")
     history = factories.given_up()
-    tried = [probe, extend, kept, history, *inner]
+    of_recovery = factories.recovery().lease.obligations.filter(closed_at__isnull=True).exclude(kind="dispose")
+    watched = factories.may_be_running().obligations.get(kind="watch_restart")
+    waiting = [factories.continuation().obligations.get(), factories.cancelled()]
+    tried = [probe, extend, kept, history, *inner, *of_recovery, watched, *waiting]
     for row in tried:
         with pytest.raises(DecisionRefused, match="needs no proof"):
             _settle(row, "anything")

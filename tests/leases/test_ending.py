@@ -358,3 +358,69 @@ def test_it_costs_one_statement_however_many_leases_and_reads_them_through_index
 def test_it_is_one_of_the_public_functions() -> None:
     asked: Callable[..., Any] = leases.execution_ended
     assert asked is execution_ended
+
+
+# What wakes whoever waits for it, beside what tests/leases/test_what_waits.py has
+
+
+def confirmation(run: Run) -> Obligation:
+    """The quiet confirmation of the run's cancellation."""
+    row = factories.cancelled(run)
+    Obligation.objects.filter(pk=row.pk).update(quiet="waiting", due_at=None, wakes=0)
+    return row
+
+
+def is_woken(row: Obligation) -> bool:
+    row.refresh_from_db()
+    return row.wakes > 0 and row.due_at is not None
+
+
+def test_the_proof_of_a_lease_wakes_the_run_that_had_asked_for_a_start_of_its_sandbox() -> None:
+    source, run = proven(over()), over()
+    Run.objects.filter(pk=run.pk).update(company=source.company_id)
+    start = ended(factories.start(source, run_uuid=run.pk), "unverified", ClosedAs.UNVERIFIED)
+    rows = [confirmation(Run.objects.get(pk=pk)) for pk in (start.run_uuid, source.run_id)]
+    bystander = confirmation(over())
+    factories.receipt(source, evidence="stopped")
+    assert [is_woken(row) for row in (*rows, bystander)] == [True, True, False]
+
+
+def test_the_successor_of_a_lease_wakes_that_run_too() -> None:
+    source = proven(over())
+    run = over(company=source.company)
+    ended(factories.start(source, run_uuid=run.pk), "unverified", ClosedAs.UNVERIFIED)
+    row = confirmation(run)
+    with transaction.atomic():
+        later = factories.lease(source.environment, run=factories.run(run.company), resource_id=source.resource_id)
+        Lease.objects.filter(pk=source.pk).update(state="expired", successor=later, kept_until=None)
+    assert is_woken(row)
+
+
+def test_the_end_of_a_start_wakes_the_run_of_every_lease_of_that_sandbox() -> None:
+    """Its receipts were no proof while that start was pending."""
+    source = proven(over())
+    other = factories.stopped(
+        factories.lease(source.environment, run=over(company=source.company), resource_id=source.resource_id)
+    )
+    start = factories.start(source)
+    assert other.run is not None
+    assert missing(other.run) == [What.LEASE_UNPROVEN]
+    row = confirmation(other.run)
+    ended(start, "resolved")
+    assert is_woken(row)
+    assert missing(other.run) == []
+
+
+@pytest.mark.parametrize("column", ["cancel_requested_at", "cancel_confirmed_at"])
+def test_a_cancellation_that_is_asked_for_or_confirmed_wakes_the_continuations_of_its_issue(column: str) -> None:
+    run = factories.failed_run()
+    waiting = factories.continuation(run).obligations.get()
+    owed = confirmation(run) if column == "cancel_confirmed_at" else None
+    Obligation.objects.filter(pk=waiting.pk).update(quiet="waiting", due_at=None, wakes=0)
+    with transaction.atomic():
+        if owed is None:
+            factories.cancelled(run)
+        else:
+            Run.objects.filter(pk=run.pk).update(cancel_confirmed_at=factories.at(0))
+            closed(owed)
+    assert is_woken(waiting)

@@ -766,6 +766,17 @@ def test_a_start_that_was_given_up_is_paid_by_the_proof_of_another_runs_lease(re
 # G
 
 
+def test_a_kept_sandbox_past_its_own_deadline_is_no_source(rehearsal: Rehearsal) -> None:
+    """S-143: the provider ends it at any moment now; that it is still there is no reason to build on it."""
+    lease = leases.release(acquired(rehearsal, REUSED).pk)
+    sweep(rehearsal)
+    Lease.objects.filter(pk=lease.pk).update(expires_at=factories.at(-1))
+    assert acquire(rehearsal, another_run(rehearsal)).resource_id != lease.resource_id
+    assert (state(lease), rehearsal.world.count("start")) == ("released", 0)
+    Lease.objects.filter(pk=lease.pk).update(expires_at=factories.at(3600))
+    assert acquire(rehearsal, another_run(rehearsal)).resource_id == lease.resource_id
+
+
 def test_a_kept_sandbox_whose_time_is_over_is_nobodys_source_any_more(rehearsal: Rehearsal) -> None:
     """S-143: its stop stays proof of the end; its files are not to be had by anybody."""
     lease = leases.release(acquired(rehearsal, REUSED).pk)
