@@ -116,7 +116,8 @@ def _next(claim: Claim) -> _Facts | Outcome:
             receipt = _receipt_of(lease, saved)
             if receipt is None:
                 return Waiting()
-            archives.seal(saved, receipt)
+            if not archives.seal(saved, receipt):
+                return Held(database_now())  # its file was removed at this moment: it counts no more
             recovering.complete(recovery, receipt)
             finish_attempt(claim, Attempt.Outcome.PROVEN)
             return Done(proven=True)
