@@ -56,6 +56,10 @@ def test_a_missing_setting_is_a_sentence(name: str) -> None:
     [
         ("PAPERCLIP_CALLS_IN_FLIGHT", "many"),
         ("PAPERCLIP_CALLS_IN_FLIGHT", "0"),
+        ("PAPERCLIP_ARCHIVE_MAX_BYTES", "0"),
+        ("PAPERCLIP_ARCHIVE_DAYS", "-1"),
+        ("PAPERCLIP_ARCHIVE_STORAGE_OPTIONS", "{"),
+        ("PAPERCLIP_ARCHIVE_STORAGE_OPTIONS", "[1]"),
         ("DEBUG", "perhaps"),
         ("DATABASE_URL", "mysql://user@127.0.0.1/name"),
         ("DATABASE_URL", "postgres://user@127.0.0.1"),
@@ -74,6 +78,32 @@ def test_what_the_address_of_the_database_says_wins() -> None:
     done = manage("shell", "--no-imports", "-c", code, **{**PRODUCTION, "DATABASE_URL": url})
     assert "'connect_timeout': 2" in done.stdout, done.stderr
     assert "'sslmode': 'require'" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "backend", "options"),
+    [
+        (
+            {"PAPERCLIP_STATE_DIR": "/state"},
+            "FileSystemStorage",
+            "{'location': '/state/archives', 'file_permissions_mode': 384, 'directory_permissions_mode': 448}",
+        ),
+        (
+            {"PAPERCLIP_ARCHIVE_DIR": "/there", "PAPERCLIP_ARCHIVE_STORAGE_OPTIONS": '{"file_permissions_mode": null}'},
+            "FileSystemStorage",
+            "{'location': '/there', 'file_permissions_mode': None, 'directory_permissions_mode': 448}",
+        ),
+        (
+            {"PAPERCLIP_ARCHIVE_STORAGE": "a.b.Bucket", "PAPERCLIP_ARCHIVE_STORAGE_OPTIONS": '{"use_threads": false}'},
+            "Bucket",
+            "{'use_threads': False}",
+        ),
+    ],
+)
+def test_archives_are_kept_where_the_settings_say(given: dict[str, str], backend: str, options: str) -> None:
+    code = "from django.conf import settings; print(settings.STORAGES['workspace_archives'])"
+    done = manage("shell", "--no-imports", "-c", code, **{**PRODUCTION, **given})
+    assert f"{backend}', 'OPTIONS': {options}}}" in done.stdout, done.stderr
 
 
 def test_a_hint_becomes_visible_again_only_after_its_task_has_ended() -> None:

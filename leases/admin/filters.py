@@ -76,6 +76,7 @@ class SubjectFilter(OneOf):
         "hold",
         "obligation",
         "operation",
+        "archive",
         "provideraccount",
         "environment",
         "credential",

@@ -8,6 +8,7 @@ import io
 import os
 import stat
 import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -692,6 +693,45 @@ def test_what_dead_attempts_left_is_removed_and_what_a_live_one_writes_is_not(di
     assert archives.remove_unfinished() == 0
     dead.refresh_from_db()
     assert (dead.removed_at is not None, is_offered(dead)) == (True, False)
+
+
+_SLOWLY = """
+import sys, time, django
+django.setup()
+from leases import archive_storage
+content = sys.stdin.buffer.read()
+def pieces():
+    for at in range(0, len(content), 10_000):
+        yield content[at : at + 10_000]
+        if at == 300_000:
+            print("half", flush=True)
+            time.sleep(600)
+archive_storage.write(sys.argv[1], pieces())
+"""
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_what_is_never_offered(directory: Path) -> None:
+    recovery = factories.recovery()
+    archive, content = begun(recovery), tar(a=os.urandom(600_000))
+    settings = {"DJANGO_SETTINGS_MODULE": "paperclip_env.settings_static", "PAPERCLIP_ARCHIVE_DIR": str(directory)}
+    with subprocess.Popen(
+        [sys.executable, "-c", _SLOWLY, archive.name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **settings},
+    ) as writer:
+        assert writer.stdin is not None and writer.stdout is not None
+        writer.stdin.write(content)
+        writer.stdin.close()
+        assert writer.stdout.readline() == b"half\n"
+        writer.kill()
+    assert 0 < (directory / archive.name).stat().st_size < len(content)
+    assert not is_offered(archive)
+    assert archives.remove_unfinished() == 0  # its row is claimed still: nobody knows that it died
+    newer = begun(recovery)
+    assert archives.remove_unfinished() == 1
+    assert files_in(directory) == []
+    assert is_offered(seal(whole(newer, content)))
 
 
 def test_one_that_still_writes_although_its_attempt_is_over_comes_to_nothing(directory: Path) -> None:
