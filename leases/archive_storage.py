@@ -175,6 +175,20 @@ def probe() -> None:
         raise StorageFailed("the storage of archives does not give back what it was given")
 
 
+def lists() -> bool:
+    """Return whether the storage can say what it holds. Raises `StorageFailed`."""
+    try:
+        _listed(storage(), "")
+    except NotImplementedError:
+        return False
+    return True
+
+
+def holds(name: str) -> bool:
+    """Return whether the storage has a file of this name. Raises `StorageFailed`."""
+    return _has(storage(), name)
+
+
 def names() -> Iterator[str]:
     """Yield the names of the files in the storage that are named like archives. Raises `StorageFailed`."""
     where = storage()
@@ -190,6 +204,8 @@ def _listed(where: Storage, directory: str) -> tuple[list[str], list[str]]:
         return where.listdir(directory)
     except FileNotFoundError:  # nothing was ever saved, or the directory went meanwhile
         return [], []
+    except NotImplementedError:
+        raise
     except Exception as error:
         raise StorageFailed(f"the storage of archives cannot be listed: {_told(error)}") from error
 
@@ -283,12 +299,15 @@ class _Incoming(io.RawIOBase):
 
 def _require_free(where: Storage, name: str) -> None:
     """Refuse a name that is taken: what is there is another's, and is not to be removed when this one fails."""
+    if _has(where, name):
+        raise StorageFailed("the storage has a file of this name already")
+
+
+def _has(where: Storage, name: str) -> bool:
     try:
-        taken = where.exists(name)
+        return where.exists(name)
     except Exception as error:
         raise StorageFailed(f"the storage of archives could not be asked: {_told(error)}") from error
-    if taken:
-        raise StorageFailed("the storage has a file of this name already")
 
 
 def _save(where: Storage, name: str, stream: _Incoming) -> Saved:

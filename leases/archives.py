@@ -233,10 +233,12 @@ def remove_leftovers() -> int:
     Files that no row names are left alone: this database may be older than they are. Raises `StorageFailed`.
     """
     require_trust("removing archives")
+    said = Archive.objects.filter(removed_at__isnull=False).order_by("pk").values_list("name", flat=True)
     removed = 0
+    if not archive_storage.lists():
+        return _delete_files(name for name in said.iterator() if archive_storage.holds(name))
     for names in _batches(archive_storage.names()):
-        gone = list(Archive.objects.filter(name__in=names, removed_at__isnull=False).values_list("name", flat=True))
-        removed += _delete_files(gone)
+        removed += _delete_files(said.filter(name__in=names))
     return removed
 
 

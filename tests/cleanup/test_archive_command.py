@@ -175,6 +175,15 @@ def test_prune_goes_by_the_days_of_the_settings(directory: Path, settings: Any) 
     assert Archive.objects.filter(pk=archive.pk, removed_at__isnull=False).exists()
 
 
+def test_prune_removes_a_left_file_while_its_row_still_names_it(directory: Path) -> None:
+    archive = seal(whole(begun()))
+    Archive.objects.filter(pk=archive.pk).update(removed_at=factories.database_now())
+    call_command("prune", "--before", "2020-01-01", "--dry-run", stdout=StringIO())
+    assert len(files_in(directory)) == 1
+    call_command("prune", "--before", "2020-01-01", "--reason", "room", stdout=StringIO())
+    assert files_in(directory) == []
+
+
 def test_the_check_tells_of_a_storage_that_cannot_be_used(settings: Any, tmp_path: Path) -> None:
     def told() -> list[str]:
         return [found.msg for found in run_checks(tags=[Tags.files]) if found.id == "paperclip.W004"]

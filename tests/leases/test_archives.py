@@ -836,6 +836,20 @@ def test_what_a_crash_in_the_middle_of_a_removal_left_is_removed_later(directory
     assert archives.remove_leftovers() == 0
 
 
+class Mute(FileSystemStorage):
+    def listdir(self, path: str) -> Any:
+        raise NotImplementedError
+
+
+def test_a_storage_that_cannot_list_is_asked_name_by_name(settings: Any, directory: Path) -> None:
+    use(settings, Mute, location=str(directory))
+    removed, kept = seal(whole(begun())), seal(whole(begun()))
+    Archive.objects.filter(pk=removed.pk).update(removed_at=factories.database_now())
+    assert archives.remove_leftovers() == 1
+    assert archives.remove_leftovers() == 0
+    assert files_in(directory) == [directory / kept.name]
+
+
 def test_a_storage_without_anything_has_no_leftovers(directory: Path) -> None:
     assert archives.remove_leftovers() == 0
 

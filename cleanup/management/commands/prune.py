@@ -17,6 +17,7 @@ from tqdm import tqdm
 from cleanup.management.decision import Wrong, operator_name
 from leases import archives, pruning
 from leases.errors import LeaseError
+from leases.models import Archive
 
 
 def _moment(text: str) -> datetime:
@@ -53,6 +54,8 @@ class Command(BaseCommand):
         if not options["dry_run"] and not options["reason"].strip():
             raise Wrong("--reason is required: it goes into the log")
         try:
+            if not options["dry_run"] and Archive.objects.filter(removed_at__isnull=False).exists():
+                archives.remove_leftovers()  # while their rows still name them
             removed = (
                 pruning.what_is_over(before, log=options["log"]) if options["dry_run"] else self._prune(before, options)
             )
