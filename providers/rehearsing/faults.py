@@ -23,6 +23,8 @@ class Kind(StrEnum):
     """Wait `seconds` before anything else."""
     TRICKLE = "trickle"
     """Answer one byte a second."""
+    CUT = "cut"
+    """Send half of the answer, and close the connection."""
     ERROR = "error"
     """The transition that this call begins ends in the state `error` (`recoverable` or not), and nothing is ended."""
     HIDDEN = "hidden"

@@ -352,6 +352,10 @@ class _Handler(BaseHTTPRequestHandler):
         if answer.status != HTTPStatus.NO_CONTENT:
             lines.append(f"Content-Length: {len(answer.body)}")
         data = "\r\n".join([*lines, "", ""]).encode() + answer.body
+        if Kind.CUT in faults:
+            self.wfile.write(data[: len(data) // 2])
+            self.close_connection = True
+            return
         if Kind.TRICKLE not in faults:
             self.wfile.write(data)
             return

@@ -252,3 +252,48 @@ def test_these_endpoints_are_refused_by_the_name_of_the_field(data: dict[str, An
     with pytest.raises(ConfigurationError) as caught:
         validate(DaytonaEndpoint, data)
     assert set(caught.value.errors) == {field}
+
+
+# A full disk.
+
+
+@pytest.mark.parametrize(
+    ("reason", "full"),
+    [
+        # As the service's users report them, and as its runner recognises them.
+        ("Error response from daemon: mkdir /var/lib/docker/overlay2/1f/merged: no space left on device", True),
+        ("failed to start: write /run/x: Disk quota exceeded", True),
+        ("Storage limit reached", True),
+        ("timeout while starting", False),
+        ("Total disk limit exceeded. Maximum allowed: 3.", False),
+        ("", False),
+    ],
+)
+@pytest.mark.parametrize("state", ["error", "build_failed"])
+def test_an_error_for_a_full_disk_is_told_as_such(state: str, reason: str, *, full: bool) -> None:
+    for recoverable in (True, False, None):
+        seen = answers.sandbox(description(state=state, recoverable=recoverable, errorReason=reason))
+        sighting = answers.sighting(seen)
+        assert isinstance(sighting, Unknown)
+        assert sighting.disk_full is full
+        assert sighting.recoverable is (recoverable is True and state == "error")
+
+
+def test_a_reason_from_before_says_nothing_of_a_sandbox_in_another_state() -> None:
+    reason = "no space left on device"
+    assert isinstance(answers.sighting(answers.sandbox(description(state="started", errorReason=reason))), Running)
+    sighting = answers.sighting(answers.sandbox(description(state="hibernating", errorReason=reason)))
+    assert isinstance(sighting, Unknown)
+    assert not sighting.disk_full
+
+
+@pytest.mark.parametrize("status", [400, 403, 409, 500, 503])
+@pytest.mark.parametrize("message", ["mkdir /x/merged: no space left on device", "write /x: Disk quota exceeded"])
+def test_a_full_disk_is_told_by_the_kernels_words_and_only_of_a_sandbox_that_exists(status: int, message: str) -> None:
+    answered = Answered(status, message)
+    for call in (Call.START, Call.EXECUTE, Call.ARCHIVE):
+        assert meaning(call, answered, None).kind is ErrorKind.DISK_FULL
+    for call in set(Call) - {Call.START, Call.EXECUTE, Call.ARCHIVE}:
+        error = meaning(call, answered, None)
+        assert error.kind is not ErrorKind.DISK_FULL
+        assert not error.nothing_allocated
