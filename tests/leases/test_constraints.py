@@ -2383,6 +2383,43 @@ def _() -> Any:
     assert row is not None
     confirmed = [change(row, cancel_confirmed_at=NOW), change(owed, **CLOSED)]
     return [*confirmed, change(row, cancel_confirmed_at=None)], confirmed
+@refuses("run_continuing_is_alone_on_its_issue", trigger="run_is_born_alone")
+def _() -> Any:
+    failed = factories.failed_run()
+    factories.run(failed.company, issue=failed.issue)
+    elsewhere = factories.issue(failed.company)
+    allowed = another(failed, status="queued", finished_at=None, continues_id=failed.pk, issue_id=elsewhere.pk)
+    return another(failed, status="queued", finished_at=None, continues_id=failed.pk), allowed
+
+
+@refuses("run_continuing_is_alone_on_its_issue", trigger="run_is_born_alone")
+def _() -> Any:
+    failed = factories.failed_run()
+    factories.run(failed.company, issue=failed.issue, continues=failed)
+    return another(failed, status="running", finished_at=None), another(failed, status="cancelled")
+
+
+@refuses("run_continuing_is_alone_on_its_issue", trigger="run_comes_to_life_alone")
+def _() -> Any:
+    failed = factories.failed_run()
+    going_on = factories.run(failed.company, issue=failed.issue, continues=failed)
+    return change(failed, status="scheduled_retry"), change(going_on, status="queued")
+
+
+@refuses("run_continuing_is_alone_on_its_issue", trigger="run_comes_to_life_alone")
+def _() -> Any:
+    failed = factories.failed_run()
+    factories.run(failed.company, issue=failed.issue, continues=failed)
+    other = factories.run(failed.company, issue=factories.issue(failed.company))
+    return change(other, issue_id=failed.issue_id), change(other, issue_id=None)
+
+
+@refuses("run_continuing_is_alone_on_its_issue", trigger="run_comes_to_life_alone")
+def _() -> Any:
+    failed = factories.failed_run()
+    one, _two = (factories.run(failed.company, issue=failed.issue) for _ in range(2))
+    alone = factories.run(failed.company, issue=factories.issue(failed.company))
+    return change(one, continues_id=failed.pk), change(alone, continues_id=failed.pk)
 
 
 @refuses("operation_recovery_is_final", trigger="operation_recovery_is_final")
@@ -3023,6 +3060,7 @@ ACTING = {
     "run_facts_wake_continuations": "wakes; tests/leases/test_what_waits.py",
     "recovery_action_wakes_continuations": "wakes; tests/leases/test_what_waits.py",
     "recovery_action_taken_back_wakes_continuations": "wakes; tests/leases/test_what_waits.py",
+    "fence_end_wakes_continuations": "wakes; tests/leases/test_continuing.py",
     "lane_opened_notifies": "notifies; tests/cleanup/test_alarm.py",
     "obligation_created_notifies": "notifies; test_the_beat_is_notified_of_a_deadline_...",
     "obligation_earlier_notifies": "notifies; test_the_beat_is_notified_of_a_deadline_...",

@@ -209,7 +209,7 @@ def test_while_it_is_open_the_kept_sandboxes_of_the_task_are_held(rehearsal: Reh
     leases.close_recovery_action(action.pk, rehearsal.company.pk)
     assert not Hold.objects.filter(ended_at=None).exists()
     sweep(rehearsal)
-    assert state(lease) == "expired"
+    assert state(lease) == "failed"  # as its use was; its sandbox is destroyed
 
 
 def test_the_holds_of_two_actions_do_not_end_each_other(run: Run) -> None:

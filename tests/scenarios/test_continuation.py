@@ -244,6 +244,7 @@ def test_an_admission_keeps_off_another_of_the_same_task(rehearsal: Rehearsal) -
 def test_a_run_that_comes_to_life_first_is_met_as_a_lock_and_then_seen(
     rehearsal: Rehearsal, comes_to_life: str
 ) -> None:
+    """S-254."""
     task, gate = FailedTask(rehearsal), Gate()
     live = _coming_to_life(task, comes_to_life)
     row = task.retried()
@@ -268,6 +269,7 @@ def test_a_run_that_comes_to_life_first_is_met_as_a_lock_and_then_seen(
 
 @pytest.mark.parametrize("comes_to_life", ["inserted", "scheduled again", "moved here"])
 def test_a_run_that_comes_to_life_second_waits_and_is_refused(rehearsal: Rehearsal, comes_to_life: str) -> None:
+    """S-254."""
     task, gate = FailedTask(rehearsal), Gate()
     live = _coming_to_life(task, comes_to_life)
     row = task.retried()
@@ -438,7 +440,7 @@ def test_a_commit_whose_reply_was_lost_starts_one_run(rehearsal: Rehearsal) -> N
 
 
 def test_the_beat_hints_when_the_last_gate_opens_and_at_no_other_time(rehearsal: Rehearsal, tmp_path: Path) -> None:
-    """Nothing polls: between a look and the write that opens the gate no hint comes, and that write's comes at once."""
+    """S-251. Nothing polls: between a look and the write that opens the gate no hint comes, and that write's comes at once."""
     queue = Queue()
     try:
         with beats(tmp_path) as beat:

@@ -85,7 +85,7 @@ def test_a_request_during_a_live_attempt_is_served_after_it(rehearsal: Rehearsal
 
 
 def test_two_clicks_at_the_same_time_make_one_teardown(rehearsal: Rehearsal) -> None:
-    """S-193, without the successor run (issue D)."""
+    """S-193: the teardown; `test_continuation.py` has the run that they start."""
     lease = _cooling(rehearsal)
     rehearsal.world.hooks.clear()
     together(*[lambda: retry(rehearsal) for _ in range(2)])
