@@ -440,7 +440,7 @@ def test_a_commit_whose_reply_was_lost_starts_one_run(rehearsal: Rehearsal) -> N
 
 
 def test_the_beat_hints_when_the_last_gate_opens_and_at_no_other_time(rehearsal: Rehearsal, tmp_path: Path) -> None:
-    """S-251. Nothing polls: between a look and the write that opens the gate no hint comes, and that write's comes at once."""
+    """S-251. Nothing polls: between a look and the write that opens a gate no hint comes, and then one comes at once."""
     queue = Queue()
     try:
         with beats(tmp_path) as beat:
