@@ -2383,6 +2383,8 @@ def _() -> Any:
     assert row is not None
     confirmed = [change(row, cancel_confirmed_at=NOW), change(owed, **CLOSED)]
     return [*confirmed, change(row, cancel_confirmed_at=None)], confirmed
+
+
 @refuses("run_continuing_is_alone_on_its_issue", trigger="run_is_born_alone")
 def _() -> Any:
     failed = factories.failed_run()
