@@ -794,6 +794,28 @@ def test_all_that_may_start_join_one_run_and_the_rest_waits(rehearsal: Rehearsal
     assert set(about["continuation_ids"]) == {row.pk for row in rows}
 
 
+def test_a_retry_of_what_a_message_started_already_adopts_that_run(rehearsal: Rehearsal) -> None:
+    task = FailedTask(rehearsal)
+    message = task.commented()
+    sweep_lane(START)
+    assert seen(message) == ("started", "")
+    assert task.retried().pk == message.pk
+    sweep_lane(START)
+    assert len(task.started()) == Continuation.objects.count() == 1
+
+
+def test_who_waits_for_nothing_but_the_files_goes_along_with_who_does_not_want_them(rehearsal: Rehearsal) -> None:
+    task = _retained(rehearsal)
+    message = task.commented()
+    sweep_lane(START)
+    assert seen(message) == ("waiting", "workspace_repair_required")
+    retry = task.retried(recovers_files=False)
+    sweep_lane(START)
+    assert seen(message) == seen(retry) == ("started", "")
+    assert message.started_run_id == retry.started_run_id
+    assert message.recovery_id == Recovery.objects.get().pk  # which still runs: the files are saved all the same
+
+
 def test_it_resolves_what_blocked_the_task_and_what_that_held(rehearsal: Rehearsal) -> None:
     task, did = FailedTask(rehearsal), Did()
     _blocked_by(task, did)
