@@ -30,7 +30,7 @@ _BLOCK = 1 << 16
 
 # In the background: $1 the pipe's directory, $2 directory, $3 mark, $4 bytes of a piece, $5 seconds, $6 a script that
 # kills what carries the variable $7. It keeps the pipe open at both ends, so that nobody who reads from it meets its
-# end, and nobody who writes to it a pipe that was left. Its timer ends it all, and does not carry the mark then: who kills has to
+# end, and nobody who writes to it a pipe that was left. Its timer ends it all, without the variable: who kills has to
 # outlive the others.
 _WRITE = f"""
 (sleep "$5"; rm -rf -- "$1"; unset "${{7%%=*}}"; exec /bin/sh -c "$6" sh "$7") &

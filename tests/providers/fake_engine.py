@@ -63,6 +63,7 @@ _HEALTHY: dict[str, Route] = {
     r"GET /v[0-9.]+/info": Answer(200, {"ID": "11111111-2222", "Name": "host", "DockerRootDir": "/var/lib/docker"}),
     r"GET /v[0-9.]+/containers/json": Answer(200, []),
     r"GET /v[0-9.]+/containers/\w+/json": Answer(404, {"message": f"No such container: {CONTAINER}"}),
+    r"GET /v[0-9.]+/containers/\w+/archive": Answer(404, {"message": "no such file or directory"}),
     r"POST /v[0-9.]+/containers/create": Answer(201, {"Id": CONTAINER, "Warnings": []}),
     r"POST /v[0-9.]+/containers/\w+/(start|stop|kill|unpause)": Answer(204),
     r"DELETE /v[0-9.]+/containers/\w+": Answer(204),

@@ -95,6 +95,8 @@ def test_an_older_service_that_says_nothing_of_recovery_proves_no_end_of_startin
         (400, "Total CPU limit exceeded. Maximum allowed: 10.", ErrorKind.REFUSED),
         (403, "Total CPU limit exceeded. Maximum allowed: 10.", ErrorKind.REFUSED),
         (403, "Organization is suspended: Depleted credits", ErrorKind.AUTHORISATION),
+        (400, "mkdir /var/lib/docker/overlay2/x/merged: no space left on device", ErrorKind.DISK_FULL),
+        (500, "write /x: Disk quota exceeded", ErrorKind.DISK_FULL),
         (404, "Region with ID eu not found", ErrorKind.REFUSED),
         (404, "Sandbox with ID or name x not found", ErrorKind.NOT_FOUND),
         (422, "Resuming is not supported for this sandbox", ErrorKind.REFUSED),
@@ -121,7 +123,20 @@ def test_a_disk_that_is_full_is_told_in_words_that_can_be_recognised(
     seen = daytona.inspect(sandbox, within=WITHIN)
     assert isinstance(seen, Unknown)
     assert seen.recoverable
+    assert seen.disk_full
     assert "no space left on device" in seen.reason
+
+
+def test_a_full_disk_of_which_an_older_service_says_nothing_more_is_no_end_of_starting(
+    server: Rehearsal, daytona: DaytonaProvider, create: Create, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox = create()
+    server.world.fail(sandbox, reason="Error response from daemon: mkdir /x/merged: no space left on device")
+    describe = server.world._describe
+    monkeypatch.setattr(server.world, "_describe", lambda box: {**describe(box), "recoverable": None})
+    error = refused(lambda: daytona.start(sandbox, within=WITHIN))
+    assert error.kind is ErrorKind.DISK_FULL
+    assert ("start", sandbox) not in server.asked
 
 
 def test_a_quota_that_is_used_up_refuses_a_creation_in_its_words(

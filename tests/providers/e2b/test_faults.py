@@ -222,6 +222,31 @@ def test_a_sandbox_that_can_never_be_resumed_is_said_to_be_so(
     assert isinstance(e2b.inspect(sandbox, within=WITHIN), Stopped)
 
 
+@pytest.mark.parametrize("status", [400, 409, 500, 503])
+@pytest.mark.parametrize("message", ["write /mnt/x: no space left on device", "Disk quota exceeded"])
+def test_a_resume_that_finds_no_room_says_so_and_keeps_the_sandbox(
+    server: Rehearsal, e2b: E2BProvider, create: Callable[..., str], status: int, message: str
+) -> None:
+    sandbox = create()
+    e2b.stop(sandbox, grace=0, within=WITHIN)
+    server.will(Fault("connect", Kind.ANSWER, status=status, message=message))
+    assert refused(lambda: e2b.start(sandbox, within=WITHIN)).kind is ErrorKind.DISK_FULL
+    assert isinstance(e2b.inspect(sandbox, within=WITHIN), Stopped)
+    # To a creation, it is the service's own disk.
+    server.will(Fault("create", Kind.ANSWER, status=status, message=message))
+    error = refused(lambda: create("another"))
+    assert error.kind is not ErrorKind.DISK_FULL
+
+
+def test_input_that_finds_no_room_in_a_sandbox_says_so(
+    server: Rehearsal, e2b: E2BProvider, create: Callable[..., str]
+) -> None:
+    sandbox = create()
+    server.will(Fault("upload", Kind.ANSWER, status=507, message="not enough disk space available"))
+    error = refused(lambda: e2b.execute(sandbox, Command(("cat",), stdin=b"input", timeout=5), within=WITHIN))
+    assert error.kind is ErrorKind.DISK_FULL
+
+
 # What is not there.
 
 
