@@ -18,7 +18,7 @@ from django.db import transaction
 from django.db.models import Max
 from django.db.models.functions import Now
 
-from leases import archives, arguments, audit, bounds, fencing, journal, planning, proof, reuse, transitions
+from leases import archives, arguments, audit, bounds, fencing, journal, planning, proof, reuse, transitions, trust
 from leases.clock import database_now
 from leases.demands import Demand, Verb
 from leases.errors import LeaseError, NotFound
@@ -65,7 +65,7 @@ def recover_workspace(lease_id: UUID, company_id: UUID, *, actor: str, reason: s
     lease wait for this one. Raises `NotFound`; `CannotRecover` with the code `recovery_running` while one runs,
     `no_archives` where the provider cannot hand files over, `not_kept` where there is no stopped, kept sandbox,
     `not_proven` where its stop has no proof at this moment, and `fenced` while a controller that went down may still
-    save it; `LeaseError` with the code `invalid` without a reason.
+    save it, `observing` while nobody said what this database is; `LeaseError` with the code `invalid` without a reason.
     """
     lease_id = arguments.identity(lease_id, "lease_id")
     company_id = arguments.identity(company_id, "company_id")
@@ -75,8 +75,7 @@ def recover_workspace(lease_id: UUID, company_id: UUID, *, actor: str, reason: s
         lease = Lease.objects.select_for_update(no_key=True).filter(pk=lease_id, company_id=company_id).first()
         if lease is None:
             raise NotFound(f"no lease {lease_id} in this company")
-        if running(lease) is not None:
-            raise CannotRecover("its files are being recovered at this moment", code="recovery_running")
+        require_recoverable(lease)
         return begin(lease, requested_by=actor, reason=reason)
 
 
@@ -87,16 +86,7 @@ def begin(lease: Lease, *, requested_by: str, reason: str = "") -> Recovery:
     """
     if (one := running(lease)) is not None:
         return one
-    if lease.state not in Lease.KEPT:
-        raise CannotRecover(
-            f"there is no stopped sandbox that is kept: the lease is {lease.get_state_display()}", code="not_kept"
-        )
-    if not proof.is_proven_ended(lease):
-        raise CannotRecover("whether the sandbox is stopped is not proven at this moment", code="not_proven")
-    if fencing.of(lease) is not None:
-        raise CannotRecover("a controller that went down may still save its files", code="fenced")
-    if not _hands_files_over(lease):
-        raise CannotRecover("its provider does not hand the files of a sandbox over", code="no_archives")
+    _require_reopenable(lease)
     now = database_now()
     ends_at = now + timedelta(seconds=WINDOW)
     last = lease.recoveries.aggregate(last=Max("generation"))["last"] or 0
@@ -129,6 +119,31 @@ def begin(lease: Lease, *, requested_by: str, reason: str = "") -> Recovery:
         generation=recovery.generation,
     )
     return recovery
+
+
+def require_recoverable(lease: Lease) -> None:
+    """Raise `CannotRecover` where `recover_workspace` would refuse this lease as it stands. Reads only."""
+    if running(lease) is not None:
+        raise CannotRecover("its files are being recovered at this moment", code="recovery_running")
+    if trust.is_observing():
+        raise CannotRecover(
+            "this database may be a restored or copied one: say first which it is (manage.py trust_database)",
+            code="observing",
+        )
+    _require_reopenable(lease)
+
+
+def _require_reopenable(lease: Lease) -> None:
+    if lease.state not in Lease.KEPT:
+        raise CannotRecover(
+            f"there is no stopped sandbox that is kept: the lease is {lease.get_state_display()}", code="not_kept"
+        )
+    if not proof.is_proven_ended(lease):
+        raise CannotRecover("whether the sandbox is stopped is not proven at this moment", code="not_proven")
+    if fencing.of(lease) is not None:
+        raise CannotRecover("a controller that went down may still save its files", code="fenced")
+    if not _hands_files_over(lease):
+        raise CannotRecover("its provider does not hand the files of a sandbox over", code="no_archives")
 
 
 def _hands_files_over(lease: Lease) -> bool:

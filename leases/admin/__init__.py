@@ -19,6 +19,7 @@ from leases.admin import (
     lease,
     obligations,
     receipts,
+    recovery,
     tenancy,
 )
 
@@ -33,6 +34,7 @@ __all__ = [
     "lease",
     "obligations",
     "receipts",
+    "recovery",
     "tenancy",
 ]
 

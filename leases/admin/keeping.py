@@ -25,7 +25,7 @@ from leases import holds, keeping, ownership
 from leases.admin.decisions import Choice, ReasonForm, sentence
 from leases.clock import database_now
 from leases.errors import LeaseError, NotFound
-from leases.models import Hold, Issue, Lease
+from leases.models import Continuation, Hold, Issue, Lease
 from providers.contract import RESOURCE_ID_LIMIT
 
 REVIEWED_AFTER = timedelta(days=7)
@@ -64,12 +64,14 @@ class Keeping(View):
     """One decision about a lease, an issue or a hold: who may make it, its form, and what making it does."""
 
     key: ClassVar[str]
-    model: ClassVar[type[Lease | Issue | Hold]]
+    model: ClassVar[type[Lease | Issue | Hold | Continuation]]
     label: ClassVar[str]
     explanation: ClassVar[str]
     permission: ClassVar[str]
     form: ClassVar[type[ReasonForm]] = ReasonForm
     grave: ClassVar[bool] = False
+    hint: ClassVar[str] = "End what holds it first."
+    """What to do about what is in the way."""
 
     @classmethod
     @abstractmethod
@@ -139,6 +141,7 @@ class Keeping(View):
             "subject": row,
             "confirmation": self.confirmation(row),
             "in_the_way": self.in_the_way(row),
+            "hint": self.hint,
             **facts(row),
         }
         return TemplateResponse(request, "admin/leases/keep.html", context)
@@ -325,32 +328,34 @@ DECISIONS: tuple[type[Keeping], ...] = (
 )  # fmt: skip
 
 
-def choices(request: HttpRequest, row: Model) -> tuple[Choice, ...]:
+def choices(request: HttpRequest, row: Model, decisions: tuple[type[Keeping], ...] = DECISIONS) -> tuple[Choice, ...]:
     """Return the decisions that this user may make about a row as it stands."""
     return tuple(
         Choice(one.label, one.address(row.pk), one.grave)
-        for one in DECISIONS
+        for one in decisions
         if one.model is type(row) and request.user.has_perm(one.permission) and not one.refusal(row)
     )
 
 
-def urls(site: AdminSite, model: type[Model]) -> list[URLPattern]:
+def urls(site: AdminSite, model: type[Model], decisions: tuple[type[Keeping], ...] = DECISIONS) -> list[URLPattern]:
     """Return the addresses of the decisions about rows of a model."""
     name = model.__name__.lower()
     return [
         path(f"<uuid:pk>/{one.key}/", site.admin_view(one.as_view()), name=f"leases_{name}_{one.key}")
-        for one in DECISIONS
+        for one in decisions
         if one.model is model
     ]
 
 
-def facts(row: Lease | Issue | Hold) -> dict[str, Any]:
+def facts(row: Model) -> dict[str, Any]:
     """Return what is known of why a row's sandboxes are kept, as `admin/leases/kept_section.html` shows it."""
     now = database_now()
     if isinstance(row, Issue):
         return {"now": now, "holds": open_holds(Q(issue=row)), **_of_issue(row)}
     if isinstance(row, Hold):
         return {"now": now, "holds": [row]} if row.lease is None else {**facts(row.lease), "holds": [row]}
+    if not isinstance(row, Lease):
+        return {"now": now}
     rows = open_holds(Q(lease=row) | Q(issue__isnull=False, issue=row.issue_id))
     return {"now": now, "holds": rows, "kept": ownership.of(row.pk), "lease": row}
 

@@ -13,7 +13,7 @@ from django.utils.safestring import SafeString
 from typing_extensions import override
 
 from leases import proof
-from leases.admin import keeping
+from leases.admin import keeping, recovery
 from leases.admin.filters import ErrorKindFilter
 from leases.admin.owed import of_lease, section
 from leases.admin.owners import owners_view
@@ -24,6 +24,9 @@ from leases.models import BridgeActivity, Lease, Obligation, Operation, Receipt
 from leases.timeline import timeline
 
 _TONES = {Lease.State.ACTIVE: "good", Lease.State.PENDING_CLEANUP: "pending", Lease.State.FAILED: "bad"}
+
+
+_MAY_RUN = badge("may be running", "bad")
 
 
 class OwesFilter(admin.SimpleListFilter):
@@ -38,6 +41,7 @@ class OwesFilter(admin.SimpleListFilter):
             ("person", "Needs a person"),
             ("unverified", "Ended without proof"),
             ("lost", "Files lost"),
+            ("may_run", "May be running"),
         ]
 
     @override
@@ -54,6 +58,8 @@ class OwesFilter(admin.SimpleListFilter):
                 return queryset.filter(pk__in=proof.unproven().filter(lease__isnull=False).values("lease"))
             case "lost":
                 return queryset.filter(files_lost=True)
+            case "may_run":
+                return queryset.filter(may_be_running_since__isnull=False)
             case _:
                 return queryset
 
@@ -90,13 +96,14 @@ class LeaseAdmin(ViewOnly[Lease]):
         "was_started",
         "lost",
         "execution",
+        "may_run",
         "taken_over_from",
         "taken_over_by",
     )
     date_hierarchy = "acquired_at"
     ordering = ("-acquired_at",)
     fieldsets = (
-        (None, {"fields": ("id", "state", "outcome", "reason", "execution", "lost")}),
+        (None, {"fields": ("id", "state", "outcome", "reason", "execution", "may_run", "lost")}),
         ("Whose", {"fields": ("company", "environment", "issue", "run")}),
         (
             "Sandbox",
@@ -149,6 +156,7 @@ class LeaseAdmin(ViewOnly[Lease]):
         return (
             section(request, of_lease(row))
             | keeping.facts(row)
+            | recovery.of_lease_page(request, row)
             | {"keep_decisions": keeping.choices(request, row), "timeline": timeline(row)}
         )
 
@@ -158,12 +166,14 @@ class LeaseAdmin(ViewOnly[Lease]):
         return [
             path("owners/", view, name="leases_lease_owners"),
             *keeping.urls(self.admin_site, Lease),
+            *recovery.urls(Lease),
             *super().get_urls(),
         ]
 
     @admin.display(description="state", ordering="state")
     def shown_state(self, lease: Lease) -> SafeString:
-        return badge(lease.get_state_display(), _TONES.get(Lease.State(lease.state), "plain"))
+        state = badge(lease.get_state_display(), _TONES.get(Lease.State(lease.state), "plain"))
+        return format_html("{} {}", state, _MAY_RUN) if lease.may_be_running_since else state
 
     @admin.display(description="owed")
     def owed(self, lease: Lease) -> SafeString | str:
@@ -215,12 +225,21 @@ class LeaseAdmin(ViewOnly[Lease]):
         receipt = proof.receipts(lease).order_by("-pk").first()
         if receipt is not None:
             told = f"no: {receipt.evidence}, {receipt.ended}, proven for epoch {receipt.epoch}"
+            if lease.may_be_running_since is not None:
+                return badge(f"perhaps again since: what ran before is proven ended (epoch {receipt.epoch})", "bad")
             return badge(told, "pending" if receipt.ended == Receipt.Ended.SUSPENDED else "good")
         if lease.receipts.filter(epoch=lease.epoch).exists():
             if lease.starts.filter(state=Operation.State.PENDING).exists():
                 return badge("perhaps: it is being started, so its receipts prove nothing", "pending")
             return badge("perhaps: a start of it was given up, so its receipts prove nothing", "bad")
         return badge("assume yes: nothing proves that it ended", "pending")
+
+    @admin.display(description="may be running since")
+    def may_run(self, lease: Lease) -> SafeString | str:
+        if lease.may_be_running_since is None:
+            return NONE
+        since = exact_of_row(lease, "may_be_running_since")
+        return format_html("{} {}: a restart of it was never answered, and it is watched", _MAY_RUN, since)
 
     @admin.display(description="taken over from")
     def taken_over_from(self, lease: Lease) -> SafeString | str:

@@ -17,7 +17,7 @@ from leases.admin.removals import Removable
 from leases.admin.situation import TONES, situation_of
 from leases.admin.stock import CheckedForm, Editable, ViewOnly
 from leases.admin.times import NONE, badge, of_row
-from leases.models import Company, Installation, Issue, Obligation, Run
+from leases.models import Company, Installation, Issue, IssueFacts, Obligation, RecoveryAction, Run, RunFacts
 
 
 @admin.register(Installation)
@@ -79,6 +79,52 @@ class CompanyAdmin(Removable[Company]):
         return of_row(company, "closed_at")
 
 
+class _Told:
+    """Facts that the control plane tells: to look at, beside what they are about."""
+
+    extra = 0
+    can_delete = False
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002 - Django's signature
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002 - Django's signature
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002 - Django's signature
+        return False
+
+
+class IssueFactsInline(_Told, admin.StackedInline):  # type: ignore[type-arg]
+    model = IssueFacts
+    verbose_name_plural = "what the control plane says of it (empty: not told, and its gate stays closed)"
+    fields = ("is_open", "assignee", "decisions_pending", "told_at")
+    readonly_fields = fields
+
+
+class RecoveryActionInline(_Told, admin.TabularInline):  # type: ignore[type-arg]
+    model = RecoveryAction
+    verbose_name_plural = "recovery actions (an open one blocks its execution)"
+    fields = ("cause", "run", "opened_at", "closed_at", "closed_by")
+    readonly_fields = fields
+    ordering = ("-opened_at",)
+
+
+class RunFactsInline(_Told, admin.StackedInline):  # type: ignore[type-arg]
+    model = RunFacts
+    verbose_name_plural = "what the control plane says of it (empty: not told, and its gate stays closed)"
+    fields = (
+        "adapter_attached",
+        "coordinator",
+        "coordinator_owner",
+        "accepted_failed_result",
+        "history_available",
+        "process_id",
+        "told_at",
+    )
+    readonly_fields = fields
+
+
 @admin.register(Issue)
 class IssueAdmin(Editable[Issue]):
     list_display = ("title", "company", "id", "created")
@@ -90,6 +136,7 @@ class IssueAdmin(Editable[Issue]):
     ordering = ("-created_at",)
     fields = ("company", "title", "id", "created_at")
     readonly_fields = ("id", "created_at")
+    inlines = (IssueFactsInline, RecoveryActionInline)
 
     @override
     def get_urls(self) -> list[URLPattern]:
@@ -140,11 +187,20 @@ class RunAdmin(Editable[Run]):
         "controller_gave_up_at",
         "cancel_acknowledged_at",
         "restore_failed_at",
+        "agent",
+        "adapter",
+        "continues",
+        "fresh_workspace",
+        "cancel_requested_at",
+        "cancel_confirmed_at",
     )
     fieldsets = (
         (None, {"fields": ("company", "issue", "status", "finished_at", "id", "created_at")}),
-        ("Controller", {"fields": readonly_fields[2:]}),
+        ("Continuation", {"fields": readonly_fields[9:13]}),
+        ("Cancellation", {"fields": readonly_fields[13:]}),
+        ("Controller", {"fields": readonly_fields[2:9]}),
     )
+    inlines = (RunFactsInline,)
 
     @override
     def get_queryset(self, request: HttpRequest) -> QuerySet[Run]:
