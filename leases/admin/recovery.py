@@ -364,4 +364,4 @@ def _link(row: Model, text: str) -> SafeString:
 
 
 def _lines(found: Iterable[tuple[SafeString, str]]) -> SafeString | str:
-    return format_html_join(format_html("<br>"), "{} {}", found) or NONE
+    return format_html_join(SafeString("<br>"), "{} {}", found) or NONE

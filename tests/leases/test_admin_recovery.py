@@ -101,7 +101,7 @@ def test_what_cannot_be_reopened_is_refused_with_its_sentence(olga: Client) -> N
     used = factories.lease()
     assert reverse("admin:leases_lease_recover_files", args=[used.pk]) not in text(olga.get(page(used)))
     answer = olga.get(reverse("admin:leases_lease_recover_files", args=[used.pk]), follow=True)
-    assert "The lease is active: no stopped sandbox is kept." in text(answer)
+    assert "The lease is Active: no stopped sandbox is kept." in text(answer)
     assert not Recovery.objects.exists()
 
 

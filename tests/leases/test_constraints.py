@@ -2221,6 +2221,32 @@ def _() -> Any:
     return another(owed, run_id=other.pk), another(owed, run_id=other.pk, **CLOSED)
 
 
+ALONE = "run_continuing_is_alone_on_its_issue"
+
+
+@refuses(ALONE, trigger="run_is_born_alone")
+def _() -> Any:
+    """Two runs that continue one failed one would do its work twice."""
+    failed = factories.failed_run()
+    row = factories.run(failed.company, issue=failed.issue, continues=failed)
+    return another(row), another(row, issue_id=factories.issue(row.company).pk)
+
+
+@refuses(ALONE, trigger="run_is_born_alone")
+def _() -> Any:
+    """Nor does another run come beside the one that continues."""
+    failed = factories.failed_run()
+    factories.run(failed.company, issue=failed.issue, continues=failed)
+    return another(failed, status="queued"), another(failed)
+
+
+@refuses(ALONE, trigger="run_comes_to_life_alone")
+def _() -> Any:
+    failed = factories.failed_run()
+    factories.run(failed.company, issue=failed.issue, continues=failed)
+    return change(failed, status="running"), change(failed, status="timed_out")
+
+
 @refuses("recovery_facts_are_final", trigger="recovery_facts_are_final")
 def _() -> Any:
     """What a continuation was admitted by does not become something else."""
@@ -3058,6 +3084,7 @@ ACTING = {
     "run_deleted_wakes_what_waits": "wakes; tests/leases/test_what_waits.py",
     "recovery_begun_wakes_what_waits": "wakes; tests/leases/test_what_waits.py",
     "recovery_ended_wakes_what_waits": "wakes; tests/leases/test_what_waits.py",
+    "fence_end_wakes_continuations": "wakes; tests/leases/test_what_waits.py",
     "issue_facts_wake_continuations": "wakes; tests/leases/test_what_waits.py",
     "run_facts_wake_continuations": "wakes; tests/leases/test_what_waits.py",
     "recovery_action_wakes_continuations": "wakes; tests/leases/test_what_waits.py",

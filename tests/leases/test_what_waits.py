@@ -106,7 +106,13 @@ def _a_generation_ends(run: Run) -> Writes:
     return [change(row, **OVER), *map(close, owed)]
 
 
+def _a_fence_on_its_sandbox_ends(run: Run) -> Writes:
+    fence = factories.hold(factories.stopped(_lease_of(run)), "shutdown_fence")
+    return [change(fence, ended_at=NOW, ended_by="somebody")]
+
+
 OF_THE_RUN = [
+    _a_fence_on_its_sandbox_ends,
     _a_lease_settles,
     _a_lease_goes_on_in_another,
     _a_receipt_is_written,
@@ -129,7 +135,7 @@ def test_whatever_may_end_an_execution_wakes_its_cancellation_and_the_continuati
     write: Callable[[Run], Writes], role: str
 ) -> None:
     """Triggers `lease_state_`, `operation_state_`, `receipt_`, `startup_end_`, `run_written_`, `recovery_begun_` and
-    `recovery_ended_wakes_what_waits`.
+    `recovery_ended_wakes_what_waits`, and `fence_end_wakes_continuations`.
     """
     issue = factories.issue()
     run = factories.run(issue.company, issue=issue)
