@@ -190,10 +190,15 @@ def _not_over(column: str, before: datetime) -> Q:
 
 
 def _is_live(run: str) -> Q:
-    """Whether the run of this column is live, or owes the end of a startup."""
+    """Whether the run of this column is live, owes something, or what became of it is still asked.
+
+    A cancellation that is not confirmed is owed by it. A continuation of its issue that waits asks whether it ended
+    (`leases.ending`), for which it needs the receipts.
+    """
     live = Run.objects.filter(pk=OuterRef(run), status__in=Run.LIVE)
     owing = Obligation.objects.filter(run_id=OuterRef(run), closed_at__isnull=True)
-    return Q(Exists(live)) | Q(Exists(owing))
+    asked = Continuation.objects.filter(issue__run=OuterRef(run), state=Continuation.State.WAITING)
+    return Q(Exists(live)) | Q(Exists(owing)) | Q(Exists(asked))
 
 
 def _stands_on(subject: str, before: datetime) -> Q:

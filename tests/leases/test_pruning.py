@@ -124,6 +124,19 @@ def _startup(lease: Lease) -> None:
     factories.startup(lease.run)
 
 
+def _cancellation(lease: Lease) -> None:
+    """It is confirmed by the receipts."""
+    factories.cancelled(lease.run)
+
+
+def _waiting_continuation(lease: Lease) -> None:
+    """It is admitted by the receipts of its issue's runs, when an approval comes, however late."""
+    assert lease.run is not None
+    Run.objects.filter(pk=lease.run.pk).update(issue=factories.issue(lease.company))
+    lease.run.refresh_from_db()
+    factories.continuation(lease.run)
+
+
 def _verification(lease: Lease) -> None:
     sought(lease)
 
@@ -147,7 +160,10 @@ def _recovery(lease: Lease) -> None:
     factories.operation(lease.environment, resource_id=lease.resource_id)
 
 
-@pytest.mark.parametrize("needs", [_live_run, _startup, _verification, _hold, _work, _second_start, _recovery])
+@pytest.mark.parametrize(
+    "needs",
+    [_live_run, _startup, _cancellation, _waiting_continuation, _verification, _hold, _work, _second_start, _recovery],
+)
 def test_what_something_live_needs_stays_whole(needs: Any) -> None:
     where = factories.environment()
     lease = used_up(where, run=over(where.company))
