@@ -187,12 +187,15 @@ def restart(source: Lease, recovery: Recovery) -> Operation:
 
 
 def fingerprint(operation: Operation) -> str:
-    """Return a digest of everything that a sandbox is made from; equal for two that are interchangeable."""
+    """Return a digest of everything that a sandbox is made from; equal for two that are interchangeable.
+
+    Where in it the work lies (`workspace`) it is not made from: naming that costs no kept sandbox its files.
+    """
     parts = [
         operation.provider,
         operation.endpoint,
         operation.account_identity,
-        operation.config,
+        {key: value for key, value in operation.config.items() if key != "workspace"},
         operation.binding,
         str(operation.environment_uuid),
     ]

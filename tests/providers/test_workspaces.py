@@ -81,3 +81,9 @@ def test_a_local_workspace_is_below_the_sandboxs_own_directory(tmp_path: Any) ->
         assert b"".join(local.provider.archive(resource.resource_id, "work", within=WITHIN))
     finally:
         local.close()
+
+
+@pytest.mark.parametrize("key", sorted(STORED))
+def test_where_the_work_lies_is_no_part_of_what_a_sandbox_is_made_from(key: str) -> None:
+    assert fingerprint(key, {**STORED[key], "workspace": "/elsewhere"}) == FINGERPRINTS[key]
+    assert fingerprint(key, {**STORED[key], "env": {"OTHER": "1"}}) != FINGERPRINTS[key]
