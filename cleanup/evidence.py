@@ -150,8 +150,9 @@ def _read(claim: Claim) -> tuple[Lease, Obligation, Standing] | None:
             absent_since=since,
             absent_for=(database_now() - since).total_seconds() if since is not None else None,
             extending=_is_extending(lease),
-            # A lease whose sandbox was never started again has had no start to wait for.
-            starting=lease.epoch > 1 and reuse.starts_under_way(lease.account_id, lease.resource_id).exists(),
+            # One that was never started again has no start to wait for. A disposal leaves the epoch as it was.
+            starting=(lease.epoch > 1 or lease.orphaned_at is not None)
+            and reuse.starts_under_way(lease.account_id, lease.resource_id).exists(),
         ),
     )
 

@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from django.db import transaction
 
 import leases
 from cleanup.claims import Selection
 from cleanup.engine import Engine
-from leases import deciding, proof, startup
+from leases import deciding, proof, startup, transitions
 from leases.errors import AcquireRejected, LeaseError, ResumeFailed
 from leases.models import Lease, Obligation, Operation, Run
 from leases.planning import MARK_OPERATION
@@ -239,6 +240,33 @@ def test_what_an_operator_gave_up_and_is_torn_down_by_now_may_still_be_seen_runn
 
 def startup_of(run: Run) -> Obligation:
     return Obligation.objects.get(kind=Kind.STARTUP, run=run)
+
+
+def test_a_disposal_believes_no_stop_while_a_start_that_was_given_up_may_be_done(rehearsal: Rehearsal) -> None:
+    """The epoch is the old one: it is held, and so stopped instead of destroyed, and seen stopped too early."""
+    lease = kept(rehearsal)
+    rehearsal.world.hooks["start"] = fails(ErrorKind.TIMEOUT)
+    with pytest.raises(ResumeFailed):
+        acquire(rehearsal, another_run(rehearsal))
+    deciding.settle_unverified(
+        owed(start_of(lease)).pk,
+        confirmation=lease.resource_id,
+        company_id=rehearsal.company.pk,
+        actor="operator",
+        reason="it hangs",
+    )
+    with transaction.atomic():
+        locked = Lease.objects.select_for_update(no_key=True).get(pk=lease.pk)
+        transitions.dispose(locked, reason="test", actor="operator")
+        transitions.hold_back(locked, held_by=["test"], actor="operator")
+    sweep(rehearsal)
+    assert state(lease) == "pending_cleanup"
+    rehearsal.world.of(lease.resource_id).state = "running"  # the provider does now what it was asked for
+    Operation.objects.update(created_at=factories.at(-9999))
+    falls_due(owed(lease))
+    sweep(rehearsal)
+    assert (state(lease), rehearsal.world.of(lease.resource_id).state) == ("released", "stopped")
+    assert proof.is_proven_ended(lease)
 
 
 def test_a_startup_is_woken_by_the_end_of_a_sandbox_that_was_another_runs(rehearsal: Rehearsal) -> None:
