@@ -250,7 +250,12 @@ def disown(lease: Lease, *, actor: str) -> None:
 
 
 def is_over(recovery: Recovery) -> bool:
-    """Return whether no further attempt may begin: six were made, or the next one would begin too late."""
+    """Return whether no further attempt may begin: six were made, time is up, or another one would repeat the last.
+
+    That last one may have died before it said so.
+    """
+    if recovery.failure in Recovery.FINAL:
+        return True
     due = recovery.next_attempt_at or database_now()
     return recovery.attempts >= ATTEMPTS or max(due, database_now()) >= recovery.ends_at
 
@@ -290,7 +295,7 @@ def failed(recovery: Recovery, error: ProviderError, *, failure: Failure | None 
     pause = PAUSES[min(recovery.attempts, ATTEMPTS - 1)]
     recovery.next_attempt_at = database_now() + timedelta(seconds=pause)
     recovery.save(update_fields=["failure", "disposition", "error_kind", "error_excerpt", "next_attempt_at"])
-    return failure in Recovery.FINAL or is_over(recovery)
+    return is_over(recovery)
 
 
 def restarted(

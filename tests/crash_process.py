@@ -25,7 +25,9 @@ from django.db import connection  # noqa: E402 - Django has to be set up before
 import leases  # noqa: E402
 from cleanup.claims import LANE  # noqa: E402
 from cleanup.engine import Engine  # noqa: E402
+from leases import archives  # noqa: E402
 from leases.errors import LeaseError  # noqa: E402
+from providers.contract import ErrorKind, ProviderError  # noqa: E402
 from providers.daytona import DaytonaProvider  # noqa: E402
 from providers.http_api import Conversation  # noqa: E402
 from providers.local import client  # noqa: E402
@@ -67,6 +69,38 @@ def acquire(order: dict[str, Any]) -> None:
             raise
         with trace.step("reply"):
             print(lease.pk, flush=True)
+
+
+def work(order: dict[str, Any]) -> None:
+    """Sweep what the account owes until nothing is due, and die at the point of the order, if it has one.
+
+    Its `faults` say what the provider answers to a call: an error of this kind, `done` or not before it.
+    """
+    diary, dies_at = Diary(order["diary"], "work"), tuple(order["dies_at"] or ())
+
+    def reached(point: Point) -> None:
+        diary.write(point)
+        if point == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for call, (kind, done) in order["faults"].items():
+        _fail(call, ErrorKind(kind), done=done)
+    trace = _trace(reached)
+    trace.follow(archives, "write", "write of the archive")
+    with trace.commits():
+        while Engine().sweep(order["account"]).claimed + Engine().sweep(LANE).claimed:
+            pass
+
+
+def _fail(call: str, kind: ErrorKind, *, done: bool) -> None:
+    original = getattr(LocalProvider, call)
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        if done:
+            original(*args, **kwargs)
+        raise ProviderError(kind, "rehearsed")
+
+    setattr(LocalProvider, call, fail)
 
 
 def recover(order: dict[str, Any]) -> None:
@@ -130,7 +164,7 @@ def _fork(order: dict[str, Any], number: int, barrier: tuple[int, int]) -> int:
         connection.ensure_connection()
         os.close(barrier[1])
         os.read(barrier[0], 1)  # ends when nobody holds the other end any more: all are ready
-        {"acquire": acquire, "recover": recover}[order["do"]](order)
+        {"acquire": acquire, "recover": recover, "work": work}[order["do"]](order)
         status = 0
     except BaseException:  # noqa: BLE001 - nothing may run on as a second parent
         traceback.print_exc()

@@ -148,6 +148,12 @@ class Scene:
             self.environment.pk, company_id=self.account.company_id, run_id=(run or self.run).pk, **how
         )
 
+    def work(self, dies_at: Point | None = None, **faults: tuple[str, bool]) -> None:
+        """Let a process do all that is due, with these faults of the provider, until it dies at this point."""
+        order = {"do": "work", "account": self.account.pk, "faults": faults, "dies_at": dies_at}
+        code = self._order(1, order)
+        assert code == [-signal.SIGKILL if dies_at else 0], (code, self._output(0, "err"))
+
     def recover(self, count: int = 3, **how: Any) -> None:
         """Let fresh processes, at the same time, do all that is due."""
         codes = self._order(count, {"do": "recover", "account": self.account.pk, **how})

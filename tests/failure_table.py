@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from leases import archives, proof
-from leases.models import Lease, Obligation, Receipt, Recovery
+from leases.models import Continuation, Lease, Obligation, Receipt, Recovery
 
 REFUSED = "refused"
 DISK_FULL = "refused: disk full"
@@ -206,8 +206,11 @@ LOOKS: tuple[Look, ...] = (
 """What a later look leaves where a start lost its reply and the stop failed (`watch_restart`)."""
 
 
-def seen(lease: Lease, first: Receipt) -> Rows:
-    """Read the cells of a lease off the database. `first` is the receipt from before the generation."""
+def seen(lease: Lease, first: Receipt, asked: Continuation | None = None) -> Rows:
+    """Read the cells of a lease off the database. `first` is the receipt from before the generation.
+
+    `asked` is a continuation that waits for the run; where nobody asked, the last cell is what one would see.
+    """
     lease.refresh_from_db()
     recovery = Recovery.objects.filter(lease=lease).latest("generation")
     receipts = Receipt.objects.filter(lease=lease).order_by("pk")
@@ -220,8 +223,13 @@ def seen(lease: Lease, first: Receipt) -> Rows:
         generation=_generation(recovery),
         may_run="yes" if lease.may_be_running_since is not None else "no",
         archive="offered" if archives.offered(company_id=lease.company_id, lease_id=lease.pk).exists() else "no",
-        continuation=goes_on(lease, recovery),
+        continuation=goes_on(lease, recovery) if asked is None else _became_of(asked),
     )
+
+
+def _became_of(asked: Continuation) -> str:
+    asked.refresh_from_db()
+    return f"waits: {asked.hold}" if asked.state == asked.State.WAITING else f"starts: {asked.readiness}"
 
 
 def open_kinds(lease: Lease) -> set[str]:

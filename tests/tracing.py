@@ -84,11 +84,13 @@ class Trace:
 
 
 def _author() -> str:
-    """Return the function of `leases` that is at work."""
+    """Return the function of `leases` or `cleanup` that is at work."""
     frame: Any = sys._getframe()
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        if module.startswith("leases.") and not module.startswith("leases.models") and module not in _PASSED_OVER:
-            return f"{module.removeprefix('leases.')}.{frame.f_code.co_qualname.partition('.<locals>')[0]}"
+        ours = module.startswith(("leases.", "cleanup.")) and not module.startswith("leases.models")
+        if ours and module not in _PASSED_OVER:
+            function = frame.f_code.co_qualname.partition(".<locals>")[0]
+            return f"{module.partition('.')[2].removeprefix('handlers.')}.{function}"
         frame = frame.f_back
     return "nobody of ours"

@@ -341,7 +341,7 @@ def _after_stop(
         recovery = recovering.running(lease)
         if row is None or recovery is None:
             return Done(proven=False)
-        if recovery.failure in Recovery.FINAL or recovering.is_over(recovery):
+        if recovering.is_over(recovery):
             return _exhaust(claim, recovery, error)
         if lease.state not in Lease.KEPT:
             return Waiting()

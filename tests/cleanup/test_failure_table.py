@@ -1,4 +1,4 @@
-"""The failure table of a recovery of files, row by row, at a provider that fails on demand; and that the docs say so."""
+"""The failure table of a recovery of files, row by row, at a provider that fails on demand; the docs say the same."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from leases import bounds
 from leases.models import Lease, Receipt
 from providers.contract import ErrorKind, ProviderError
 from tests import failure_table as table
+from tests.failed_task import FailedTask
 from tests.failure_table import ATTEMPTS, LOOKS, Attempt, Look, seen
 from tests.scenarios.passing import shift
 from tests.scenarios.steps import fails, falls_due, sweep
-from tests.scenarios.test_recovery import failed, owed, recover
+from tests.scenarios.test_recovery import failed, owed
 from tests.stage import Rehearsal
 from tests.tables import rows_of
 
@@ -43,6 +44,7 @@ class Bench:
         self.rehearsal, self.settings, self.directory = rehearsal, settings, directory
         self.lease: Lease = failed(rehearsal)
         self.first: Receipt = self.lease.receipts.get()
+        self.task = FailedTask(rehearsal, leased=False)
         self.hooks, self.after = rehearsal.world.hooks, rehearsal.world.after
 
     def becomes(self, state: str, then: Callable[[str], None] | None = None) -> Callable[[str], None]:
@@ -148,17 +150,17 @@ def test_an_attempt_leaves_what_the_table_says(bench: Bench, row: Attempt) -> No
     bench.restart(row.restart)
     bench.saving(row.saving)
     bench.stop(row.stop)
-    recover(bench.lease)
+    asked = bench.task.commented()
     sweep(bench.rehearsal)
     bench.teardown_looks_again(row.stop)
-    assert seen(bench.lease, bench.first) == row.leaves
+    assert seen(bench.lease, bench.first, asked) == row.leaves
 
 
 @pytest.mark.parametrize("row", LOOKS, ids=str)
 def test_a_later_look_leaves_what_the_table_says(bench: Bench, row: Look) -> None:
     bench.restart(table.LOST)
     bench.stop(table.NOT_SEEN)
-    recover(bench.lease)
+    asked = bench.task.commented()
     sweep(bench.rehearsal)
     assert seen(bench.lease, bench.first).may_run == "yes"
     bench.answers()
@@ -173,7 +175,7 @@ def test_a_later_look_leaves_what_the_table_says(bench: Bench, row: Look) -> Non
     falls_due(owed(bench.lease, "watch_restart"))
     sweep(bench.rehearsal)
     bench.teardown_looks_again(row.stop)
-    assert seen(bench.lease, bench.first) == row.leaves
+    assert seen(bench.lease, bench.first, asked) == row.leaves
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ SECTIONS = (
     "Scenarios E to O",
     "Scenarios P",
     "Scenarios Q and T",
+    "Scenarios R",
     "Scenarios S",
     "Scenarios U",
     "Scenarios V",
@@ -33,6 +34,7 @@ A_AND_B = {
 }
 P = {220, 221, 222, 224, 226, 227, 228, 229, 230, 231, 232}
 Q_AND_T = {233, 235, 236, 237, 238, 239, 240, 258, 259, 260, 261, 263, 264}
+R = {241, 242, 243, 244, 246, 247, 248, 249}
 S = {251, 252, 254, 255, 256, 257}
 U = {265, *range(268, 277)}
 V = {277, 278, 279, 280, 281, 282, 283, 284, 285, 288}
@@ -168,6 +170,7 @@ def test_every_scenario_of_the_sections_is_there_once_and_in_order() -> None:
         *sorted(E_TO_O),
         *sorted(P),
         *sorted(Q_AND_T),
+        *sorted(R),
         *sorted(S),
         *sorted(U),
         *sorted(V),

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import io
 import tarfile
+from itertools import pairwise
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.db import connection
 
+import leases
+from cleanup import judging
 from leases import archives, proof, recovering
 from leases.errors import LeaseError
-from leases.models import Archive, Lease, Obligation, Operation, Recovery
-from providers.contract import ErrorKind
+from leases.models import Archive, Installation, Lease, Obligation, Operation, Recovery
+from providers.contract import ErrorKind, ProviderError
 from tests import factories
+from tests.failed_task import FailedTask
+from tests.scenarios.passing import passes, shift
 from tests.scenarios.steps import acquired, audited, evidence, fails, falls_due, state, sweep
 from tests.stage import Rehearsal
 
@@ -22,8 +28,6 @@ FILES = {"report.txt": b"the work of a night", "src/main.py": b"print()\n" * 200
 
 def failed(rehearsal: Rehearsal, policy: str = "retain_on_failure") -> Lease:
     """A lease of a failed run: stopped, kept, proven, with files in its sandbox."""
-    import leases
-
     lease = acquired(rehearsal, policy)
     rehearsal.world.of(lease.resource_id).files.update(FILES)
     leases.release(lease.pk, outcome="failed", disposition="stop_and_retain")
@@ -101,6 +105,257 @@ def test_a_full_disk_ends_it_at_once_and_the_earlier_receipt_stands(rehearsal: R
     assert list(proof.receipts(lease)) == [before]
     assert lease.may_be_running_since is not None
     assert open_kinds(lease) == {"dispose", "watch_restart"}
+
+
+def blocked(rehearsal: Rehearsal) -> None:
+    """The restart of the sandbox fails in a way that the test chose; so does its stop, and nobody sees it."""
+
+    def unseen(_: str) -> None:
+        rehearsal.world.hooks["inspect"] = fails(ErrorKind.REFUSED)
+        fails(ErrorKind.REFUSED)(_)
+
+    rehearsal.world.hooks["stop"] = unseen
+
+
+def test_a_saved_comment_goes_on_in_a_fresh_workspace_when_the_disk_is_full(rehearsal: Rehearsal) -> None:
+    """S-241, K-08: nothing of the old sandbox is waited for; it stays kept, with its receipt."""
+    lease = failed(rehearsal)
+    rehearsal.world.hooks["start"] = fails(ErrorKind.DISK_FULL)
+    blocked(rehearsal)
+    task = FailedTask(rehearsal, leased=False)
+    comment = task.commented()
+    sweep(rehearsal)
+    (run,) = task.started()
+    comment.refresh_from_db()
+    assert (comment.state, comment.readiness) == ("started", "fresh_isolated_workspace")
+    assert (run.status, run.fresh_workspace, run.continues_id) == ("queued", True, lease.run_id)
+    assert (state(lease), evidence(lease), rehearsal.world.count("start")) == ("retained", ["stopped"], 1)
+    rehearsal.world.hooks.clear()
+    type(run).objects.filter(pk=run.pk).update(status="running")
+    fresh = leases.acquire(rehearsal.environment.pk, company_id=rehearsal.company.pk, run_id=run.pk)
+    assert fresh.resource_id != lease.resource_id
+    assert state(lease) == "retained"
+
+
+def test_a_retry_binds_to_the_exhausted_generation_and_repeats_nothing(rehearsal: Rehearsal) -> None:
+    """S-243."""
+    lease = failed(rehearsal)
+    rehearsal.world.hooks["start"] = fails(ErrorKind.DISK_FULL)
+    recovery = recover(lease)
+    sweep(rehearsal)
+    recovery.refresh_from_db()
+    assert recovery.state == "exhausted"
+    task = FailedTask(rehearsal, leased=False)
+    first, second = task.retried(), task.retried()
+    sweep(rehearsal)
+    (run,) = task.started()
+    first.refresh_from_db()
+    assert (first.pk, first.recovery_id, first.started_run_id) == (second.pk, recovery.pk, run.pk)
+    assert run.fresh_workspace
+    assert (Recovery.objects.count(), rehearsal.world.count("start")) == (1, 1)
+
+
+def test_what_runs_after_the_comment_was_admitted_takes_nothing_back(rehearsal: Rehearsal) -> None:
+    """Beyond domain 9.2: the sighting raises the epoch, the sandbox is stopped, and the new run goes on."""
+    lease = failed(rehearsal)
+    rehearsal.world.hooks["start"] = fails(ErrorKind.DISK_FULL)
+    blocked(rehearsal)
+    task = FailedTask(rehearsal, leased=False)
+    comment = task.commented()
+    sweep(rehearsal)
+    rehearsal.world.hooks.clear()
+    rehearsal.world.of(lease.resource_id).state = "running"
+    falls_due(owed(lease, "watch_restart"))
+    sweep(rehearsal)
+    (run,) = task.started()
+    comment.refresh_from_db()
+    lease.refresh_from_db()
+    assert (comment.state, comment.started_run_id, run.status) == ("started", run.pk, "queued")
+    assert (lease.state, lease.epoch, lease.may_be_running_since) == ("retained", 2, None)
+    assert [receipt.epoch for receipt in lease.receipts.order_by("pk")] == [1, 2]
+    assert rehearsal.world.of(lease.resource_id).state == "stopped"
+
+
+@pytest.mark.parametrize("end", ["suspended", "stopped"])
+def test_the_receipt_of_a_suspension_does_not_stand_again(rehearsal: Rehearsal, end: str) -> None:
+    """Design 4: resuming goes on with the old processes, so that what may run now may be they."""
+    lease = acquired(rehearsal, "retain_on_failure")
+    stops = rehearsal.world.hooks
+    rehearsal.world.after["stop"] = lambda subject: setattr(rehearsal.world.of(subject), "state", end)
+    leases.release(lease.pk, outcome="failed")
+    ended(rehearsal)
+    sweep(rehearsal)
+    rehearsal.world.after.clear()
+    assert lease.receipts.get().ended == {"suspended": "suspended", "stopped": "killed"}[end]
+    stops["start"] = fails(ErrorKind.CONNECTION)
+    blocked(rehearsal)
+    recovery = recover(lease)
+    sweep(rehearsal)
+    lease.refresh_from_db()
+    if end == "stopped":
+        assert (lease.state, lease.epoch, proof.is_proven_ended(lease)) == ("retained", 1, True)
+        return
+    assert (lease.state, lease.epoch, lease.may_be_running_since) == ("pending_cleanup", 2, None)
+    assert not proof.is_proven_ended(lease)
+    assert open_kinds(lease) == {"teardown", "recover_workspace", "end_recovery"}
+    stops.clear()
+    Operation.objects.filter(source=lease).update(created_at=factories.at(-9999))
+    falls_due(owed(lease, "teardown"))
+    sweep(rehearsal)
+    recovery.refresh_from_db()
+    assert (state(lease), proof.is_proven_ended(lease), recovery.state) == ("retained", True, "running")
+
+
+def test_a_suspended_sandbox_that_is_stopped_after_all_has_a_receipt_that_stands(rehearsal: Rehearsal) -> None:
+    lease = acquired(rehearsal, "retain_on_failure")
+    rehearsal.world.after["stop"] = lambda subject: setattr(rehearsal.world.of(subject), "state", "suspended")
+    leases.release(lease.pk, outcome="failed")
+    ended(rehearsal)
+    sweep(rehearsal)
+    rehearsal.world.after.clear()
+    rehearsal.world.hooks["start"] = fails(ErrorKind.REFUSED)
+    recover(lease)
+    sweep(rehearsal)
+    lease.refresh_from_db()
+    assert (lease.state, lease.epoch) == ("retained", 1)
+    assert [receipt.ended for receipt in lease.receipts.order_by("pk")] == ["suspended", "killed"]
+
+
+def ended(rehearsal: Rehearsal) -> None:
+    type(rehearsal.run).objects.filter(pk=rehearsal.run.pk).update(status="failed", finished_at=factories.at(0))
+
+
+def test_a_receipt_that_does_not_fit_the_lease_any_more_is_not_restored(rehearsal: Rehearsal) -> None:
+    """S-248: it is stopped like a running one."""
+    lease = failed(rehearsal)
+
+    def another_start_was_given_up(_: str) -> None:
+        try:
+            other = Operation.objects.get(source=lease, state="pending")
+            other.pk, other.recovery, other.lease_uuid = uuid4(), None, uuid4()
+            other.state, other.resolved_at = "unverified", factories.at(0)
+            other.save(force_insert=True)
+        finally:
+            connection.close()  # of the call's thread
+        raise ProviderError(ErrorKind.CONNECTION)
+
+    rehearsal.world.hooks["start"] = another_start_was_given_up
+    blocked(rehearsal)
+    recover(lease)
+    sweep(rehearsal)
+    lease.refresh_from_db()
+    assert (lease.state, lease.epoch, evidence(lease)) == ("pending_cleanup", 2, ["stopped"])
+    assert not proof.is_proven_ended(lease)
+    assert open_kinds(lease) == {"teardown", "recover_workspace", "end_recovery"}
+
+
+# Time
+
+
+def begun_ago(recovery: Recovery) -> float:
+    """Seconds since the generation began, by its end, which moves with all that passes."""
+    try:
+        recovery = Recovery.objects.get(pk=recovery.pk)
+        return recovering.WINDOW - (recovery.ends_at - factories.database_now()).total_seconds()
+    finally:
+        connection.close()  # of the call's thread
+
+
+@pytest.mark.parametrize("kind", [ErrorKind.REFUSED, ErrorKind.CONNECTION, ErrorKind.BUSY, ErrorKind.CANNOT_START])
+def test_its_attempts_have_their_pauses_and_an_end(rehearsal: Rehearsal, kind: ErrorKind) -> None:
+    """S-242: 0 s, 30 s, 1, 2, 4, 8 min after the one before, six at most, and then nothing but the watch."""
+    lease, at = failed(rehearsal), list[float]()
+    recovery = recover(lease)
+
+    def start(_: str) -> None:
+        at.append(begun_ago(recovery))
+        raise ProviderError(kind)
+
+    rehearsal.world.hooks["start"] = start
+    passes(recovering.WINDOW + 3600.0, lambda: (sweep(rehearsal), None)[1])
+    recovery.refresh_from_db()
+    lease.refresh_from_db()
+    final = kind == ErrorKind.CANNOT_START
+    assert (recovery.state, recovery.attempts) == ("exhausted", 1 if final else 6)
+    assert recovery.failure == ("source_unavailable" if final else "provider_unavailable")
+    between = [later - earlier for earlier, later in pairwise(at)]
+    expected = [] if final else [30.0, 60.0, 120.0, 240.0, 480.0]
+    assert len(between) == len(expected)
+    for seen, pause in zip(between, expected, strict=True):
+        assert pause <= seen < pause + (40.0 if kind == ErrorKind.CONNECTION else 10.0)
+    assert (lease.state, lease.may_be_running_since, open_kinds(lease)) == ("retained", None, {"dispose"})
+    assert proof.is_proven_ended(lease)
+
+
+@pytest.mark.parametrize("how", ["rate limited", "refused"])
+def test_an_account_that_answers_nobody_for_all_of_its_time_ends_it(rehearsal: Rehearsal, how: str) -> None:
+    lease = failed(rehearsal)
+    if how == "rate limited":
+        type(rehearsal.account).objects.filter(pk=rehearsal.account.pk).update(blocked_until=factories.at(10 * 3600))
+    else:
+        rehearsal.world.hooks["identify"] = fails(ErrorKind.AUTHORISATION)
+    task = FailedTask(rehearsal, leased=False)
+    comment = task.commented()
+    for seconds in (0.0, 60.0, recovering.WINDOW):
+        shift(seconds)
+        sweep(rehearsal)
+    recovery = Recovery.objects.get()
+    comment.refresh_from_db()
+    assert (recovery.state, recovery.attempts, recovery.failure) == ("exhausted", 0, "provider_unavailable")
+    assert (comment.state, comment.readiness) == ("started", "fresh_isolated_workspace")
+    assert (state(lease), evidence(lease), rehearsal.world.count("start")) == ("retained", ["stopped"], 0)
+    assert open_kinds(lease) == {"dispose"}
+
+
+def test_while_the_database_observes_nothing_is_started_and_nothing_is_given_up(rehearsal: Rehearsal) -> None:
+    judging.forget()
+    lease = failed(rehearsal)
+    recovery = recover(lease)
+    assert judging.is_cleared()
+    at = factories.database_now()
+    Installation.objects.update(observing_since=at, observing_why="behind", observed_mark_at=at)
+    passes(recovering.WINDOW + 60.0, lambda: (sweep(rehearsal), None)[1])
+    recovery.refresh_from_db()
+    assert (recovery.state, recovery.attempts, rehearsal.world.count("start")) == ("running", 0, 0)
+    assert {owed(lease, kind).quiet for kind in ("recover_workspace", "end_recovery")} == {"observing"}
+    Installation.objects.update(observing_since=None, observing_why="", observed_mark_at=None)
+    sweep(rehearsal)
+    recovery.refresh_from_db()
+    assert (recovery.state, recovery.attempts) == ("exhausted", 0)
+    assert (state(lease), open_kinds(lease)) == ("retained", {"dispose"})
+
+
+def test_one_that_observes_in_the_middle_of_an_attempt_keeps_it_unproven_and_goes_on_later(
+    rehearsal: Rehearsal,
+) -> None:
+    """Its start failed, and its stop is not announced any more: nobody takes it for ended until somebody may."""
+    judging.forget()
+    lease = failed(rehearsal)
+    recovery = recover(lease)
+    assert judging.is_cleared()
+
+    def observes(_: str) -> None:
+        try:
+            at = factories.database_now()
+            Installation.objects.update(observing_since=at, observing_why="behind", observed_mark_at=at)
+        finally:
+            connection.close()  # of the call's thread
+        raise ProviderError(ErrorKind.CONNECTION)
+
+    rehearsal.world.hooks["start"] = observes
+    stops = rehearsal.world.count("stop")
+    sweep(rehearsal)
+    assert (proof.is_proven_ended(lease), rehearsal.world.count("stop")) == (False, stops)
+    assert owed(lease, "recover_workspace").quiet == "observing"
+    rehearsal.world.hooks.clear()
+    Operation.objects.filter(source=lease).update(created_at=factories.at(-9999))
+    Installation.objects.update(observing_since=None, observing_why="", observed_mark_at=None)
+    for row in Obligation.objects.filter(operation__source=lease, closed_at=None):
+        falls_due(row)
+    sweep(rehearsal)
+    next_attempt(rehearsal, lease)
+    recovery.refresh_from_db()
+    assert (recovery.state, recovery.attempts) == ("complete", 2)
 
 
 def after_first(rehearsal: Rehearsal, hook: Any) -> Any:
@@ -186,8 +441,6 @@ def test_an_operators_request_begins_a_new_generation(rehearsal: Rehearsal) -> N
 
 def test_a_stop_ends_it_whatever_an_attempt_is_at(rehearsal: Rehearsal) -> None:
     """A person stops the run in the middle: of the start, of the saving, and between two attempts."""
-    import leases
-
     lease = failed(rehearsal)
 
     def stop(_: str) -> None:
