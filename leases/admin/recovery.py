@@ -22,12 +22,12 @@ from leases import archives, continuing, recovering
 from leases.admin import keeping
 from leases.admin.decisions import sentence
 from leases.admin.keeping import Keeping
-from leases.admin.owed import of_lease, of_subject, section
+from leases.admin.owed import of_subject, section
 from leases.admin.stock import ViewOnly
 from leases.admin.times import NONE, badge, exact_of_row, of_row, short
 from leases.clock import database_now
 from leases.errors import LeaseError
-from leases.models import Archive, Continuation, Lease, Recovery, RecoveryAction
+from leases.models import Archive, Continuation, Lease, Obligation, Recovery, RecoveryAction
 from leases.unfinished import NOT_LOOKED, failure_in_words
 
 _TONES = {Recovery.State.RUNNING: "pending", Recovery.State.COMPLETE: "good", Recovery.State.EXHAUSTED: "bad"}
@@ -58,7 +58,7 @@ class RecoverFiles(Keeping):
     def refusal(cls, row: Lease) -> str:
         if row.state not in Lease.KEPT:
             return f"The lease is {row.get_state_display()}: no stopped sandbox is kept."
-        return ""
+        return "Its files are being recovered at this moment." if recovering.running(row) is not None else ""
 
     @override
     def in_the_way(self, row: Lease) -> str:
@@ -143,12 +143,13 @@ class RecoveryAdmin(ViewOnly[Recovery]):
         "next_at",
         "over_at",
         "restarts",
+        "owed_by",
         "saved",
         "continued_by",
     )
     fieldsets = (
         (None, {"fields": ("id", "shown_state", "company", "sandbox", "generation", "requested_by", "reason")}),
-        ("Attempts", {"fields": ("attempts", "next_at", "failed", "then", "restarts", "restarted_epoch")}),
+        ("Attempts", {"fields": ("attempts", "next_at", "failed", "then", "restarts", "restarted_epoch", "owed_by")}),
         ("Time", {"fields": ("begun_at", "no_later_than", "over_at")}),
         ("What came of it", {"fields": ("saved", "continued_by")}),
     )
@@ -159,7 +160,10 @@ class RecoveryAdmin(ViewOnly[Recovery]):
 
     @override
     def more(self, request: HttpRequest, row: Recovery) -> dict[str, Any]:
-        return section(request, of_lease(row.lease)) if row.state == Recovery.State.RUNNING else {}
+        if row.state != Recovery.State.RUNNING:
+            return {}
+        kinds = (Obligation.Kind.RECOVER_WORKSPACE, Obligation.Kind.END_RECOVERY)
+        return section(request, of_subject(Q(lease=row.lease_id, kind__in=kinds) | Q(operation__recovery=row)))
 
     @admin.display(description="state", ordering="state")
     def shown_state(self, row: Recovery) -> SafeString:
@@ -205,17 +209,27 @@ class RecoveryAdmin(ViewOnly[Recovery]):
     def next_at(self, row: Recovery) -> SafeString | str:
         return exact_of_row(row, "next_attempt_at")
 
+    @admin.display(description="obligation, with each attempt")
+    def owed_by(self, row: Recovery) -> SafeString | str:
+        """Link to what was owed in its time: it is opened with the generation, in one transaction."""
+        found = row.lease.obligations.filter(kind=Obligation.Kind.RECOVER_WORKSPACE, owed_since=row.started_at)
+        return _lines((_link(one, f"#{one.pk}"), one.get_closed_as_display() or "open") for one in found)
+
     @admin.display(description="starts")
     def restarts(self, row: Recovery) -> SafeString | str:
         starts = row.operations.order_by("created_at")
-        return _lines(
-            (_link(one, f"{one.created_at:%H:%M:%S} UTC"), f"is {one.state}") for one in starts
-        )  # fmt: skip
+        return _lines((_link(one, f"{one.created_at:%Y-%m-%d %H:%M:%S} UTC"), f"is {one.state}") for one in starts)
 
     @admin.display(description="archives")
     def saved(self, row: Recovery) -> SafeString | str:
         found = row.archives.order_by("begun_at")
-        return _lines((_link(one, f"{filesizeformat(one.size or 0)}"), archives.standing(one)) for one in found)
+        return _lines(
+            (
+                _link(one, f"of {one.begun_at:%Y-%m-%d %H:%M} UTC"),
+                f"{archives.standing(one)}{f', {filesizeformat(one.size)}' if one.size is not None else ''}",
+            )
+            for one in found
+        )
 
     @admin.display(description="continuations bound to it")
     def continued_by(self, row: Recovery) -> SafeString | str:
@@ -309,7 +323,8 @@ class ContinuationAdmin(ViewOnly[Continuation]):
 
     @admin.display(description="recovery of the files")
     def bound_to(self, row: Continuation) -> SafeString | str:
-        return _link(row.recovery, str(row.recovery)) if row.recovery else NONE
+        recovery = row.recovery
+        return _link(recovery, f"generation {recovery.generation} ({recovery.state})") if recovery else NONE
 
     @admin.display(description="asked for", ordering="requested_at")
     def requested(self, row: Continuation) -> SafeString | str:
@@ -364,4 +379,4 @@ def _link(row: Model, text: str) -> SafeString:
 
 
 def _lines(found: Iterable[tuple[SafeString, str]]) -> SafeString | str:
-    return format_html_join(SafeString("<br>"), "{} {}", found) or NONE
+    return format_html_join(SafeString("<br>"), "{}: {}", found) or NONE

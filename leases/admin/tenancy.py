@@ -97,7 +97,7 @@ class _Told:
 
 class IssueFactsInline(_Told, admin.StackedInline):  # type: ignore[type-arg]
     model = IssueFacts
-    verbose_name_plural = "what the control plane says of it (empty: not told, and its gate stays closed)"
+    verbose_name = "what the control plane says of it (nothing: then the gates of its continuations stay closed)"
     fields = ("is_open", "assignee", "decisions_pending", "told_at")
     readonly_fields = fields
 
@@ -112,7 +112,7 @@ class RecoveryActionInline(_Told, admin.TabularInline):  # type: ignore[type-arg
 
 class RunFactsInline(_Told, admin.StackedInline):  # type: ignore[type-arg]
     model = RunFacts
-    verbose_name_plural = "what the control plane says of it (empty: not told, and its gate stays closed)"
+    verbose_name = "what the control plane says of it (nothing: then the gates of its continuations stay closed)"
     fields = (
         "adapter_attached",
         "coordinator",

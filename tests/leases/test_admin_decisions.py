@@ -273,7 +273,7 @@ def test_what_waits_for_other_rows_is_not_among_what_needs_a_person(olga: Client
 def test_a_run_shows_what_its_startup_left_behind(olga: Client) -> None:
     startup = factories.startup()
     assert "see what a startup of a run left behind" in _text(olga.get(_page(startup.run)))
-    assert "What its startup left behind" not in _text(olga.get(_page(factories.run())))
+    assert "What is owed" not in _text(olga.get(_page(factories.run())))
     (run,) = [
         row
         for row in olga.get(reverse("admin:leases_run_changelist")).context["cl"].result_list

@@ -88,8 +88,9 @@ def test_the_page_of_a_lease_tells_its_generations_and_offers_another(olga: Clie
     begun = Recovery.objects.get(state="running")
     assert (begun.generation, begun.requested_by, begun.reason) == (2, "olga", "room was made")
     assert ActivityEntry.objects.get(action="recovery.begun").actor == "olga"
-    assert "Its files are being recovered at this moment" in text(olga.get(url))
-    assert "Its files are being recovered at this moment" in text(olga.post(url, {"reason": "again"}))
+    assert url not in text(olga.get(page(recovery.lease)))
+    assert "Its files are being recovered at this moment" in text(olga.get(url, follow=True))
+    assert "Its files are being recovered at this moment" in text(olga.post(url, {"reason": "again"}, follow=True))
     assert Recovery.objects.filter(state="running").count() == 1
 
 
@@ -152,11 +153,13 @@ def test_a_recovery_says_how_it_failed_what_is_next_and_what_came_of_it(olga: Cl
         assert page(row) in listed
         assert row.lease.resource_id[:12] in listed
     told = text(olga.get(page(recovery)))
+    owed = recovery.lease.obligations.get(kind="recover_workspace")
+    assert f">#{owed.pk}</a>: open" in told
     assert "the provider could not do it (timeout: )" in told
     assert "try again" in told
     assert page(recovery.lease) in told
     assert page(archive) in told
-    assert "is pending" in told
+    assert ": is pending" in told
     assert "reopen a stopped sandbox and save its files" in told, "what its lease owes"
     assert page(bound) in text(olga.get(page(bound.recovery)))
     assert olga.post(page(recovery), {}).status_code == 403

@@ -3084,7 +3084,6 @@ ACTING = {
     "run_deleted_wakes_what_waits": "wakes; tests/leases/test_what_waits.py",
     "recovery_begun_wakes_what_waits": "wakes; tests/leases/test_what_waits.py",
     "recovery_ended_wakes_what_waits": "wakes; tests/leases/test_what_waits.py",
-    "fence_end_wakes_continuations": "wakes; tests/leases/test_what_waits.py",
     "issue_facts_wake_continuations": "wakes; tests/leases/test_what_waits.py",
     "run_facts_wake_continuations": "wakes; tests/leases/test_what_waits.py",
     "recovery_action_wakes_continuations": "wakes; tests/leases/test_what_waits.py",
