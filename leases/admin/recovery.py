@@ -211,8 +211,9 @@ class RecoveryAdmin(ViewOnly[Recovery]):
 
     @admin.display(description="obligation, with each attempt")
     def owed_by(self, row: Recovery) -> SafeString | str:
-        """Link to what was owed in its time: it is opened with the generation, in one transaction."""
-        found = row.lease.obligations.filter(kind=Obligation.Kind.RECOVER_WORKSPACE, owed_since=row.started_at)
+        """Link to what was owed in its time: it is opened behind the generation, in its transaction."""
+        of_lease = row.lease.obligations.filter(kind=Obligation.Kind.RECOVER_WORKSPACE, owed_since__gte=row.started_at)
+        found = of_lease.order_by("pk")[:1]
         return _lines((_link(one, f"#{one.pk}"), one.get_closed_as_display() or "open") for one in found)
 
     @admin.display(description="starts")
