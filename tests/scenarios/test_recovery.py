@@ -467,6 +467,33 @@ def test_a_stop_ends_it_whatever_an_attempt_is_at(rehearsal: Rehearsal) -> None:
     assert (recovery.state, recovery.failure) == ("exhausted", "stopped")
 
 
+def test_a_run_that_begins_afresh_gets_no_sandbox_that_another_run_left(rehearsal: Rehearsal) -> None:
+    """Domain 9.4: nobody repeats the step that was rejected; the run that goes on is isolated from what is kept."""
+    import leases
+
+    lease = failed(rehearsal, "reuse_by_environment")
+    rehearsal.world.hooks["start"] = fails(ErrorKind.DISK_FULL)
+    recover(lease)
+    sweep(rehearsal)
+    assert recovering.is_exhausted(lease)
+    starts = rehearsal.world.count("start")
+    for fresh in (False, True):
+        run = factories.run(rehearsal.company, fresh_workspace=fresh)
+        got = leases.acquire(rehearsal.environment.pk, company_id=rehearsal.company.pk, run_id=run.pk)
+        assert (got.resource_id != lease.resource_id, rehearsal.world.count("start")) == (True, starts)
+        leases.release(got.pk)
+        sweep(rehearsal)
+    # What the last one left is for the next run; one that begins afresh does not get it either, any other one does.
+    rehearsal.world.hooks.clear()
+    for fresh, reused in ((True, False), (False, True)):
+        run = factories.run(rehearsal.company, fresh_workspace=fresh)
+        kept = set(Lease.objects.filter(state="released").exclude(pk=lease.pk).values_list("resource_id", flat=True))
+        got = leases.acquire(rehearsal.environment.pk, company_id=rehearsal.company.pk, run_id=run.pk)
+        assert (got.resource_id in kept) is reused
+    lease.refresh_from_db()
+    assert (lease.state, lease.epoch) == ("released", 1)
+
+
 def test_a_dead_account_ends_it_at_the_end_of_its_time(rehearsal: Rehearsal) -> None:
     """Its start was asked for, and then nobody answers any more: the earlier receipt stands, and somebody watches."""
     lease = failed(rehearsal)
