@@ -15,7 +15,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import chain
 
-from django.db.models import Q, QuerySet
+from django.db.models import CharField, Q, QuerySet
+from django.db.models.functions import Cast
 
 from leases import deadlines
 from leases.models import ActivityEntry, Attempt, BridgeActivity, Lease, Obligation, Operation, Receipt
@@ -104,6 +105,10 @@ def _entries(lease: Lease, operations: list[Operation], obligations: list[int]) 
         subjects |= Q(subject_type="hold", subject_id__in=[str(pk) for pk in holds])
     if obligations:
         subjects |= Q(subject_type="obligation", subject_id__in=[str(pk) for pk in obligations])
+    # In the same statement: the recoveries of its files, and what they saved.
+    for name, rows in (("recovery", lease.recoveries.all()), ("archive", lease.archives.all())):
+        ids = rows.order_by().annotate(text=Cast("pk", CharField())).values("text")
+        subjects |= Q(subject_type=name, subject_id__in=ids)
     return ActivityEntry.objects.filter(subjects).order_by("-at", "-pk")
 
 
@@ -225,10 +230,24 @@ def _of_receipt(receipt: Receipt) -> Event:
     )
 
 
+_TOLD = {
+    "lease.may_be_running": Tone.BAD,
+    "recovery.exhausted": Tone.BAD,
+    "recovery.disowned": Tone.BAD,
+    "recovery.complete": Tone.GOOD,
+    "archive.sealed": Tone.GOOD,
+}
+"""Entries of the log that are good or bad news by themselves."""
+
+
 def _of_entry(entry: ActivityEntry) -> Event:
     details = ((name, "" if value is None else str(value)) for name, value in entry.details.items() if name != "lease")
     return Event(
-        entry.at, Source.AUDIT, entry.action, facts=_facts(by=entry.actor, reason=entry.reason) + _named(details)
+        entry.at,
+        Source.AUDIT,
+        entry.action,
+        _TOLD.get(entry.action, Tone.PLAIN),
+        facts=_facts(by=entry.actor, reason=entry.reason) + _named(details),
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from django.db import transaction
 from pytest_django import DjangoAssertNumQueries
 
-from leases import audit, transitions
+from leases import audit, recovering, transitions
 from leases.models import Attempt, BridgeActivity, Lease, Obligation, Operation, Receipt
 from leases.timeline import Source, Tone, timeline
 from tests import factories
@@ -183,6 +183,27 @@ def test_an_adoption_is_told_with_who_found_it_and_why() -> None:
     ]
     assert told[2].tone == Tone.BAD
     assert dict(told[-1].facts) == {"by": "olga", "reason": "found by hand"}
+
+
+def test_the_recovery_of_its_files_is_told_with_its_start_and_what_came_of_it() -> None:
+    lease, other = factories.stopped(), factories.stopped()
+    with transaction.atomic():
+        recovery = recovering.begin(Lease.objects.get(pk=lease.pk), requested_by="olga", reason="room was made")
+        factories.start(lease, recovery=recovery, state="resolved", resolved_at=factories.at(0))
+        transitions.may_be_running(Lease.objects.get(pk=lease.pk))
+        recovering.exhaust(recovery)
+    factories.recovery(other)
+    told = {event.title: event for event in timeline(lease).events}
+    assert {
+        "Start recorded, before the provider was asked",
+        "Owed: reopen a stopped sandbox and save its files",
+        "Owed: end a recovery of files whose time is over",
+        "Owed: see whether a sandbox runs whose restart was never answered",
+        "recovery.begun",
+    } <= told.keys()
+    assert dict(told["recovery.begun"].facts)["reason"] == "room was made"
+    assert told["recovery.exhausted"].tone == told["lease.may_be_running"].tone == Tone.BAD
+    assert "recovery.begun" not in {event.title for event in timeline(other).events}
 
 
 def test_it_tells_only_of_its_own_lease() -> None:
