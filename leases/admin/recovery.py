@@ -27,7 +27,16 @@ from leases.admin.stock import ViewOnly
 from leases.admin.times import NONE, badge, exact_of_row, of_row, short
 from leases.clock import database_now
 from leases.errors import LeaseError
-from leases.models import Archive, Continuation, Lease, Obligation, Recovery, RecoveryAction
+from leases.models import (
+    Archive,
+    Continuation,
+    IssueFacts,
+    Lease,
+    Obligation,
+    Recovery,
+    RecoveryAction,
+    RunFacts,
+)
 from leases.unfinished import NOT_LOOKED, failure_in_words
 
 _TONES = {Recovery.State.RUNNING: "pending", Recovery.State.COMPLETE: "good", Recovery.State.EXHAUSTED: "bad"}
@@ -346,6 +355,34 @@ class ContinuationAdmin(ViewOnly[Continuation]):
     @admin.display(description="over")
     def over_at(self, row: Continuation) -> SafeString | str:
         return exact_of_row(row, "ended_at")
+
+
+@admin.register(IssueFacts)
+class IssueFactsAdmin(ViewOnly[IssueFacts]):
+    identities = ("issue_id",)
+    list_display = ("issue", "is_open", "assignee", "decisions_pending", "told")
+    list_filter = ("is_open",)
+    list_select_related = ("issue",)
+    search_fields = ("issue__title", "assignee")
+    ordering = ("-told_at",)
+
+    @admin.display(description="told", ordering="told_at")
+    def told(self, row: IssueFacts) -> SafeString | str:
+        return of_row(row, "told_at")
+
+
+@admin.register(RunFacts)
+class RunFactsAdmin(ViewOnly[RunFacts]):
+    identities = ("run_id", "run__issue_id")
+    list_display = ("run", "adapter_attached", "coordinator", "coordinator_owner", "history_available", "told")
+    list_filter = ("coordinator", "adapter_attached")
+    list_select_related = ("run",)
+    search_fields = ("coordinator_owner", "run__issue__title")
+    ordering = ("-told_at",)
+
+    @admin.display(description="told", ordering="told_at")
+    def told(self, row: RunFacts) -> SafeString | str:
+        return of_row(row, "told_at")
 
 
 @admin.register(RecoveryAction)

@@ -27,9 +27,11 @@ from leases.admin.stock import Editable, ViewOnly
 from leases.admin.times import relative, span
 from leases.models import (
     ActivityEntry,
+    Archive,
     Attempt,
     BridgeActivity,
     Company,
+    Continuation,
     Credential,
     Environment,
     Hold,
@@ -37,12 +39,16 @@ from leases.models import (
     InventoryFinding,
     InventoryListing,
     Issue,
+    IssueFacts,
     Lease,
     Obligation,
     Operation,
     ProviderAccount,
     Receipt,
+    Recovery,
+    RecoveryAction,
     Run,
+    RunFacts,
 )
 from providers import registry
 from tests import factories
@@ -136,6 +142,13 @@ def _owing_run() -> Run:
     return run
 
 
+def _continuations() -> Continuation:
+    """One that waits, and one that is bound to a recovery and started a run."""
+    recovery = factories.recovery(state="exhausted")
+    factories.continuation(factories.failed_run(recovery.company), state="started", recovery=recovery)
+    return factories.continuation(kind="comment", hold="decision_pending", hold_sentence="an approval waits")
+
+
 MAKERS: dict[type[Model], Callable[[], Model]] = {
     ActivityEntry: _entry,
     Attempt: _attempt,
@@ -154,6 +167,12 @@ MAKERS: dict[type[Model], Callable[[], Model]] = {
     ProviderAccount: _account,
     Receipt: _receipt,
     Run: _owing_run,
+    Recovery: factories.recovery,
+    Archive: factories.archive,
+    Continuation: _continuations,
+    IssueFacts: factories.issue_facts,
+    RunFacts: factories.run_facts,
+    RecoveryAction: factories.recovery_action,
 }
 VIEW_ONLY = [model for model in MAKERS if isinstance(admin.site.get_model_admin(model), ViewOnly)]
 EDITABLE = [model for model in MAKERS if isinstance(admin.site.get_model_admin(model), Editable)]
@@ -254,7 +273,7 @@ def test_every_row_has_a_page(olga: Client, model: type[Model]) -> None:
 def test_what_the_system_writes_is_view_only() -> None:
     assert {
         Lease, Attempt, Receipt, Obligation, Operation, BridgeActivity, ActivityEntry, Installation,
-        InventoryFinding, InventoryListing, Hold,
+        InventoryFinding, InventoryListing, Hold, Recovery, Archive, Continuation, IssueFacts, RunFacts, RecoveryAction,
     } == set(VIEW_ONLY)  # fmt: skip
 
 

@@ -208,14 +208,42 @@ def test_what_the_control_plane_told_stands_on_the_pages_and_cannot_be_edited_th
     assert olga.post(page(action), {}).status_code == 403
 
 
+def test_what_a_person_edits_of_an_issue_or_a_run_is_saved_beside_facts_that_nobody_can_edit(olga: Client) -> None:
+    run = factories.failed_run()
+    assert run.issue is not None
+    for row, field, value in ((run.issue, "title", "another title"), (run, "status", "interrupted")):
+        for _ in range(2):  # without facts, and with them
+            shown = olga.get(page(row))
+            posted = {
+                name: field_.value()
+                for formset in shown.context["inline_admin_formsets"]
+                for form in [formset.formset.management_form]
+                for name, field_ in ((form[key].html_name, form[key]) for key in form.fields)
+            }
+            form = shown.context["adminform"].form
+            posted |= {name: form[name].value() or "" for name in form.fields} | {field: value}
+            posted |= {"finished_at_0": "2026-01-01", "finished_at_1": "10:00:00", "facts-0-assignee": "mallory"}
+            answer = olga.post(page(row), posted)
+            assert answer.status_code == 302, answer.context["errors"]
+            row.refresh_from_db()
+            assert getattr(row, field) == value
+            if not hasattr(type(row).objects.get(pk=row.pk), "facts"):
+                factories.issue_facts(row) if row is run.issue else factories.run_facts(row)
+    assert run.issue.facts.assignee == "agent-1"
+
+
 # What may be running
 
 
 def test_what_may_be_running_is_hidden_nowhere_and_counts_as_costing(olga: Client) -> None:
     lease, quiet = kept(), kept()
+    Lease.objects.filter(pk=lease.pk).update(issue=factories.issue(lease.company))
+    lease.refresh_from_db()
     factories.may_be_running(lease, since_in=-7200)
     for address in (
         page(lease),
+        page(lease.issue),
+        reverse("admin:leases_lease_destroy_now", args=[lease.pk]),
         reverse("admin:leases_lease_changelist"),
         reverse("admin:leases_lease_changelist") + "?owes=may_run",
         reverse("admin:leases_lease_owners"),

@@ -107,7 +107,7 @@ def test_a_company_of_which_nothing_is_left_becomes_a_tombstone() -> None:
     assert account.attested_identity == lease.account_identity
     entry = ActivityEntry.objects.get(action="company.closed")
     assert (entry.actor, entry.reason, entry.company_id) == ("olga", "no longer needed", company.pk)
-    assert entry.details == {"issues": 1, "environments": 1, "credentials": 1, "accounts": 1}
+    assert entry.details == {"issues": 1, "environments": 1, "credentials": 1, "accounts": 1, "continuations": 0}
 
 
 def test_whatever_is_not_settled_stands_in_the_way() -> None:
