@@ -244,7 +244,7 @@ class Engine:
         except StopIteration as ended:
             self._finish(task, ended.value)
         except NotSent:
-            self._finish(task, work.HandBack(_NOT_SENT_DELAY))
+            self._finish(task, work.HandBack(0.0 if stopping else _NOT_SENT_DELAY))
         except ProviderError as error:
             if error.kind == ErrorKind.NOT_READY:
                 self._hand_back_unready(task, error, error.excerpt)
@@ -274,10 +274,12 @@ class Engine:
             self._finish(task, work.Failed(ErrorKind.PROTOCOL, f"internal: {type(error).__name__}"))
         else:
             overtime = time.monotonic() > self._claims_until + bounds.LONGEST_CALL
-            if stopping or overtime or self.stopping():
-                self._finish(task, work.HandBack())
-            else:
+            if not (stopping or overtime or self.stopping()):
                 self._send(task, call)
+            elif call.changes:  # what was written for it is undone by who wrote it
+                self._step(task, lambda: task.steps.throw(NotSent()), stopping=True)
+            else:
+                self._finish(task, work.HandBack())
 
     def _send(self, task: _Task, call: Call) -> None:
         task.call = call

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from leases import fencing, proof
+from leases import archives, fencing, proof
 from leases.clock import database_now
 from leases.ending import execution_ended
 from leases.holds import FOREVER
-from leases.models import Continuation, IssueFacts, Lease, Recovery, RecoveryAction, Run, RunFacts
+from leases.models import Archive, Continuation, IssueFacts, Lease, Recovery, RecoveryAction, Run, RunFacts
 
 Kind = Continuation.Kind
 Coordinator = RunFacts.Coordinator
@@ -390,11 +390,16 @@ def files_of(continuation: Continuation, *, unrecoverable: Iterable[UUID] = ()) 
         for lease in leases
         if lease.state in Lease.KEPT and lease.pk not in passed_over and not _will_be_used_again(lease)
     )
-    newest = Recovery.objects.filter(lease__in=[lease for lease in leases if lease.successor_id is None])
+    generations = Recovery.objects.filter(lease__in=[lease for lease in leases if lease.successor_id is None])
+    newest = list(generations.order_by("lease_id", "-generation").distinct("lease_id"))
+    # What was saved and removed since is not there: it is saved again where the sandbox is, and lost where it is not.
+    saved = set(Archive.objects.filter(archives.OFFERED, recovery__in=newest).values_list("recovery_id", flat=True))
+    removed = {one.lease_id for one in newest if one.state == Recovery.State.COMPLETE and one.pk not in saved}
     return Files(
         kept=kept,
-        newest=tuple(newest.order_by("lease_id", "-generation").distinct("lease_id")),
-        lost=bool(passed_over) or any(lease.files_lost for lease in leases),
+        newest=tuple(one for one in newest if one.lease_id not in removed),
+        lost=bool(passed_over)
+        or any(lease.files_lost or (lease.pk in removed and lease.state not in Lease.KEPT) for lease in leases),
     )
 
 

@@ -205,10 +205,11 @@ def stop(lease: Lease, *, actor: str) -> bool:
 
     What an attempt has started by then is stopped: a confirmed restart by its teardown, which waits for no saving any
     more. One that nobody answered for yet keeps the generation until it is settled, so that the earlier receipt stands
-    again even where the provider is not heard of any more (`end_recovery`).
+    again even where the provider is not heard of any more (`end_recovery`). One whose files are whole already starts
+    nothing any more and only waits for the stop: it is left alone, or that would throw them away.
     """
     recovery = running(lease)
-    if recovery is None:
+    if recovery is None or recovery.archives.filter(saved_at__isnull=False, removed_at__isnull=True).exists():
         return False
     starts = recovery.operations.select_for_update(no_key=True).filter(state=Operation.State.PENDING)
     pending = list(starts.order_by("pk"))  # before any obligation

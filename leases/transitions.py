@@ -145,13 +145,13 @@ def reopen(lease: Lease, demand: Demand, *, reason: str, actor: str, started: Re
     """Released or retained -> pending_cleanup: the kept sandbox is to be stopped again, or destroyed. It is locked.
 
     The epoch rises: it may run, or be gone, so that only what is seen from now on proves its end. `started` is what was
-    seen of it running, if it was.
+    seen of it running, if it was. Until when it was kept stays on the lease: stopped again, it is kept no shorter.
     """
     _require(lease, State.RELEASED, State.RETAINED)
     deadlines.close_for(lease)
-    lease.state, lease.reason, lease.kept_until = State.PENDING_CLEANUP, reason, None
+    lease.state, lease.reason = State.PENDING_CLEANUP, reason
     _start(lease, started)
-    lease.save(update_fields=["state", "reason", "kept_until", "epoch", "started_as_of", "may_be_running_since"])
+    lease.save(update_fields=["state", "reason", "epoch", "started_as_of", "may_be_running_since"])
     obligation = _owe_teardown(lease, demand, due_at=demand.drain_until)
     audit.record(
         "lease.reopened",
@@ -427,17 +427,19 @@ def settle(lease: Lease, obligation: Obligation, receipt: Receipt) -> None:
 def kept_until(lease: Lease, obligation: Obligation) -> datetime | None:
     """Return until when a sandbox is kept that this teardown stopped, None: until an operator decides, or nobody's.
 
-    By what the lease recorded of its environment. One that is kept only because a hold forbade its destruction has no
-    time of its own.
+    By what the lease recorded of its environment; one that was kept before not shorter than was said then, which may
+    have been an operator's word. One that is kept only because a hold forbade its destruction has no time of its own.
     """
-    now = database_now()
+    now, said = database_now(), lease.kept_until
     if lease.orphaned_at is not None:
         return None  # it has no time of its own
     if obligation.held_verb == Obligation.Verb.DELETE:
         return now
     if lease.scope and lease.state == State.RELEASED:
-        return now + lease.reuse_idle_for
-    return now + lease.retain_for if lease.retain_for is not None else None
+        end: datetime | None = now + lease.reuse_idle_for
+    else:
+        end = now + lease.retain_for if lease.retain_for is not None else None
+    return max(end, said) if end is not None and said is not None else end or said
 
 
 # What an operator ends without proof (`leases.deciding`). It is never a receipt, and stays visible as debt.
@@ -450,9 +452,9 @@ def settle_unverified(lease: Lease, obligation: Obligation, *, actor: str, reaso
     and looked for: `verify_end`.
     """
     _require(lease, State.PENDING_CLEANUP)
-    lease.state = State.FAILED
+    lease.state, lease.kept_until = State.FAILED, None
     runs_no_more(lease)  # `verify_end` looks at it from now on
-    lease.save(update_fields=["state", "may_be_running_since"])
+    lease.save(update_fields=["state", "kept_until", "may_be_running_since"])
     close_unverified(obligation)
     _owe_verification(lease, Obligation.Verb(obligation.held_verb or obligation.verb))
     audit.record(

@@ -37,8 +37,9 @@ from cleanup.work import (
     Waiting,
     identify,
 )
-from leases import archives, audit, bounds, journal, proof, recovering, reuse
+from leases import archives, audit, bounds, journal, proof, recovering, reuse, transitions
 from leases.clock import database_now
+from leases.demands import Demand, Verb
 from leases.models import Archive, Attempt, BridgeActivity, Lease, Obligation, Operation, Receipt, Recovery
 from leases.recovering import Failure
 from providers.contract import Busy, ErrorKind, Gone, ProviderError, Resource, Running, Sighting, Stopped, Unknown
@@ -47,6 +48,8 @@ from providers.registry import AnyProvider, load, validate
 log = logging.getLogger(__name__)
 
 _OTHER_ACCOUNT = Failed(ErrorKind.IDENTITY, "another account answers than the one recorded on the lease")
+_SENT_WITHIN = bounds.RESUME
+"""Seconds within which a start is sent after its journal: `bounds.START_OVER` counts with it."""
 _PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 5.0)
 """Seconds between two looks at a sandbox that is starting; the last one goes on."""
 
@@ -93,10 +96,12 @@ def recover_workspace(claim: Claim, context: Context) -> Generator[Call, Any, Ou
                 return Done(proven=False)
             return (yield from _save(claim, context, provider, lease))
 
+    # Counted from before its journal: a process that is suspended right behind the commit starts nothing late either.
+    not_after = context.clock() + _SENT_WITHIN
     operation = _begin(claim, context)
     if not isinstance(operation, Operation):
         return operation
-    return (yield from _restart(claim, context, provider, lease, operation))
+    return (yield from _restart(claim, context, provider, lease, operation, not_after=not_after))
 
 
 def _next(claim: Claim) -> _Facts | Outcome:
@@ -161,13 +166,13 @@ def _begin(claim: Claim, context: Context) -> Operation | Outcome:
 
 
 def _restart(
-    claim: Claim, context: Context, provider: AnyProvider, lease: Lease, operation: Operation
+    claim: Claim, context: Context, provider: AnyProvider, lease: Lease, operation: Operation, *, not_after: float
 ) -> Generator[Call, Any, Outcome]:
     """Start the sandbox of a journalled operation, and save its files once it was seen running."""
     error: ProviderError | None = None
     maybe = True
     try:
-        yield _start(provider, lease, context, context.clock() + bounds.RESUME)
+        yield _start(provider, lease, context, not_after)
     except NotSent:
         _never_sent(operation)
         raise
@@ -253,6 +258,7 @@ def _confirmed(claim: Claim, operation: Operation | None, lease: Lease, resource
     given to somebody, that decides what is owed (`reuse.stop_what_runs`). Under the locks of lease and operation, as
     everything else that settles a start, so it is confirmed once.
     """
+    seen_in = lease.epoch
     with transaction.atomic():
         if operation is not None:
             lease, operation = journal.locked_start(operation)
@@ -261,9 +267,16 @@ def _confirmed(claim: Claim, operation: Operation | None, lease: Lease, resource
         row = fenced(claim)
         recovery = recovering.running(lease)
         if operation is None:
-            # Nobody of ours started it. A look of an attempt that lost its row may be older than what came since.
-            if recovery is None or row is None or lease.state not in Lease.KEPT:
+            # Nobody of ours started it, and what came since may be newer than this look: another epoch, another user.
+            if lease.state not in Lease.KEPT or lease.epoch != seen_in or reuse.is_starting(lease):
                 return False
+            if recovery is None:  # its generation was ended meanwhile, so nobody else looks at what runs
+                transitions.reopen(
+                    lease, Demand(Verb.STOP_ONLY), reason="workspace_recovery", actor=audit.SYSTEM, started=resource
+                )
+                return False
+            if row is None:
+                return False  # a newer attempt looks by itself
             recovering.count(recovery)
             recovering.restarted(lease, recovery, resource, operation=None, saves=True, actor=audit.SYSTEM)
             return True

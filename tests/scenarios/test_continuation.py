@@ -19,9 +19,10 @@ import leases
 from cleanup import claims
 from cleanup.claims import LANE, Selection
 from cleanup.engine import Engine, Tally, hand_on
-from leases import continuing
+from leases import archives, continuing, keeping, recovering
 from leases.errors import ContinuationRefused, LeaseError
 from leases.models import (
+    Archive,
     Attempt,
     Continuation,
     Installation,
@@ -391,7 +392,7 @@ django.setup()
 from django.db import connection
 from cleanup.claims import LANE
 from cleanup.engine import Engine
-from leases import continuing
+from leases import archives, continuing, keeping, recovering
 
 def dies(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -544,3 +545,25 @@ def _cooling(rehearsal: Rehearsal) -> FailedTask:
 def lease_of(task: FailedTask) -> Lease:
     assert task.lease is not None
     return task.lease
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_files_that_were_saved_and_removed_since_are_not_said_to_be_there(rehearsal: Rehearsal, *, kept: bool) -> None:
+    task = FailedTask(rehearsal, Policy.RETAIN_ON_FAILURE)
+    lease = task.lease
+    assert lease is not None
+    recovering.recover_workspace(lease.pk, lease.company_id, actor="operator", reason="the files are needed")
+    sweep(rehearsal)
+    removed = archives.offered(company_id=task.company.pk, lease_id=lease.pk).get()
+    Archive.objects.filter(pk=removed.pk).update(removed_at=factories.at(0))
+    if not kept:
+        task.action.refresh_from_db()
+        leases.close_recovery_action(task.action.pk, task.company.pk, actor="control plane")
+        keeping.destroy_now(lease.pk, company_id=lease.company_id, actor="operator", reason="room")
+        sweep(rehearsal)
+        task.opens_action()
+    row = task.retried()
+    sweep(rehearsal)
+    assert seen(row) == ("started", "")
+    assert archives.offered(company_id=task.company.pk, lease_id=lease.pk).exists() is kept
+    assert row.readiness == ("files_recovered" if kept else "fresh_isolated_workspace")

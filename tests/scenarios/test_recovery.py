@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import tarfile
+from datetime import timedelta
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 from uuid import uuid4
@@ -13,14 +15,16 @@ from django.db import connection
 
 import leases
 from cleanup import judging
-from leases import archives, proof, recovering
+from cleanup.engine import Engine
+from leases import archives, keeping, proof, recovering
+from leases.clock import boottime
 from leases.errors import LeaseError
 from leases.models import Archive, Installation, Lease, Obligation, Operation, Recovery
 from providers.contract import ErrorKind, ProviderError
 from tests import factories
 from tests.failed_task import FailedTask
 from tests.scenarios.passing import passes, shift
-from tests.scenarios.steps import acquired, audited, evidence, fails, falls_due, state, sweep
+from tests.scenarios.steps import acquired, audited, evidence, fails, falls_due, state, sweep, sweep_lane
 from tests.stage import Rehearsal
 
 FILES = {"report.txt": b"the work of a night", "src/main.py": b"print()\n" * 2000}
@@ -542,3 +546,98 @@ def test_what_may_be_running_is_looked_at_until_that_is_known(rehearsal: Rehears
     assert evidence(lease) == ["stopped", "stopped"]
     assert rehearsal.world.of(lease.resource_id).state == "stopped"
     assert proof.is_proven_ended(lease)
+
+
+def test_a_recovery_shortens_no_time_that_an_operator_gave(rehearsal: Rehearsal) -> None:
+    """Kept for two months by an operator's word, with an environment that keeps for a day."""
+    lease = failed(rehearsal)
+    Lease.objects.filter(pk=lease.pk).update(retain_for=timedelta(days=1))
+    until = factories.at(60 * 86_400)
+    keeping.keep_until(lease.pk, until, company_id=lease.company_id, actor="operator", reason="evidence")
+    recover(lease)
+    sweep(rehearsal)
+    lease.refresh_from_db()
+    assert (lease.state, lease.epoch, lease.kept_until) == ("retained", 2, until)
+    assert owed(lease, "dispose").due_at == until
+
+
+def test_a_process_that_was_suspended_behind_its_journal_starts_nothing(
+    rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its start was withdrawn, and its generation stopped, while it slept: nobody would find what it starts."""
+    handler = import_module("cleanup.handlers.recover_workspace")
+    lease = failed(rehearsal)
+    recover(lease)
+    slept = [0.0]
+    begin = handler._begin
+
+    def sleeps(claim: Any, context: Any) -> Any:
+        operation = begin(claim, context)
+        if isinstance(operation, Operation) and not slept[0]:
+            slept[0] = 600.0  # within its protection
+            shift(slept[0])
+            Engine().sweep(rehearsal.account.pk)  # what is due by then: the recovery of the start
+            operation.refresh_from_db()
+            assert operation.state == "resolved"
+            leases.stop(company_id=lease.company_id, lease_id=lease.pk, actor="user")
+            sweep_lane()
+            assert open_kinds(lease) == {"dispose"}
+        return operation
+
+    monkeypatch.setattr(handler, "_begin", sleeps)
+    Engine(clock=lambda: boottime() + slept[0]).sweep(rehearsal.account.pk)
+    assert slept[0]
+    assert (rehearsal.world.count("start"), rehearsal.world.of(lease.resource_id).state) == (0, "stopped")
+
+
+def test_a_worker_that_stops_behind_its_journal_takes_the_start_back(rehearsal: Rehearsal) -> None:
+    """Asked to end while it looked: the start is not sent, and the proof is not hidden until its bound is over."""
+    lease = failed(rehearsal)
+    recover(lease)
+    stopping = [False]
+
+    def ends(_: str) -> None:
+        stopping[0] = True
+
+    rehearsal.world.hooks["inspect"] = ends
+    Engine(stopping=lambda: stopping[0]).sweep(rehearsal.account.pk)
+    assert rehearsal.world.count("start") == 0
+    assert Operation.objects.get(source=lease).state == "resolved"
+    assert proof.is_proven_ended(lease)
+    rehearsal.world.hooks.clear()
+    sweep(rehearsal)
+    assert Recovery.objects.get(lease=lease).state == "complete"
+
+
+def test_a_stop_throws_no_files_away_that_are_whole(rehearsal: Rehearsal) -> None:
+    """They are saved, and the sandbox would not stop, so somebody presses Stop."""
+    lease = failed(rehearsal)
+    recovery = recover(lease)
+    rehearsal.world.hooks["stop"] = fails(ErrorKind.SERVER)
+    sweep(rehearsal)
+    assert Archive.objects.get(lease=lease).saved_at is not None
+    rehearsal.world.hooks.clear()
+    leases.stop(company_id=lease.company_id, lease_id=lease.pk, actor="user")
+    sweep(rehearsal)
+    recovery.refresh_from_db()
+    assert (recovery.state, state(lease), recovery.attempts) == ("complete", "retained", 1)
+    assert contents(Archive.objects.get(lease=lease)) == FILES
+
+
+def test_what_was_seen_running_is_stopped_also_when_its_generation_was_ended_meanwhile(rehearsal: Rehearsal) -> None:
+    """Somebody started it at the provider; an attempt sees that, and a Stop comes before it can write it down."""
+    lease = failed(rehearsal)
+    recover(lease)
+    rehearsal.world.of(lease.resource_id).state = "running"
+
+    def stop(_: str) -> None:
+        rehearsal.world.after.clear()
+        try:
+            leases.stop(company_id=lease.company_id, lease_id=lease.pk, actor="user")
+        finally:
+            connection.close()  # of the call's thread
+
+    rehearsal.world.after["inspect"] = stop
+    sweep(rehearsal)
+    assert (state(lease), lease.epoch, open_kinds(lease)) == ("retained", 2, {"dispose"})
+    assert rehearsal.world.of(lease.resource_id).state == "stopped"
