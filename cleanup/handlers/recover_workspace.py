@@ -126,15 +126,15 @@ def _next(claim: Claim) -> _Facts | Outcome:
             recovering.complete(recovery, receipt)
             finish_attempt(claim, Attempt.Outcome.PROVEN)
             return Done(proven=True)
-        if lease.state == Lease.State.PENDING_CLEANUP:
-            return Waiting()
-        if lease.state not in Lease.KEPT:
+        if lease.state != Lease.State.PENDING_CLEANUP and lease.state not in Lease.KEPT:
             recovering.failed(
                 recovery, ProviderError(ErrorKind.NOT_FOUND, "it is gone"), failure=Failure.SOURCE_UNAVAILABLE
             )
             return _exhaust(claim, recovery)
         if recovering.is_over(recovery):
             return _exhaust(claim, recovery)
+        if lease.state == Lease.State.PENDING_CLEANUP:
+            return Waiting()
         if recovery.next_attempt_at is not None and recovery.next_attempt_at > database_now():
             return Held(recovery.next_attempt_at)
         if not proof.is_proven_ended(lease):

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.files.storage import storages
+from django.db import connection
 from pytest_django import Settings
 
 from leases import bounds
-from leases.models import Lease, Receipt
+from leases.models import Lease, Obligation, Receipt, Recovery
 from providers.contract import ErrorKind, ProviderError
+from tests import factories
 from tests import failure_table as table
 from tests.failed_task import FailedTask
-from tests.failure_table import ATTEMPTS, LOOKS, Attempt, Look, seen
+from tests.failure_table import ATTEMPTS, LOOKS, Attempt, Look, Rows, seen
 from tests.scenarios.passing import shift
 from tests.scenarios.steps import fails, falls_due, sweep
-from tests.scenarios.test_recovery import failed, owed
+from tests.scenarios.test_recovery import failed, owed, recover
 from tests.stage import Rehearsal
 from tests.tables import rows_of
+from tests.tracing import AFTER, Point, Trace
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -123,6 +128,9 @@ class Bench:
             falls_due(owed(self.lease, "teardown"))
             sweep(self.rehearsal)
 
+    def runs(self) -> bool:
+        return self.rehearsal.world.of(self.lease.resource_id).state == "running"
+
     def answers(self) -> None:
         self.hooks.clear()
         self.after.clear()
@@ -176,6 +184,87 @@ def test_a_later_look_leaves_what_the_table_says(bench: Bench, row: Look) -> Non
     sweep(bench.rehearsal)
     bench.teardown_looks_again(row.stop)
     assert seen(bench.lease, bench.first, asked) == row.leaves
+
+
+# A worker that dies at its writes, with the same behaviour of the provider before and after
+
+
+class Killed(BaseException):
+    """The process ends: nothing of ours catches this."""
+
+
+def killed_at(bench: Bench, point: Point | None) -> list[Point]:
+    """Let a worker work on what is due, killed at this point. Returns the points of the handlers that it came to."""
+    reached: list[Point] = []
+
+    def write(at: Point) -> None:
+        if at[0] == AFTER and "recover_workspace." in at[1]:
+            reached.append(at)
+        if at == point:
+            raise Killed
+
+    with Trace(write).commits(), suppress(Killed):
+        sweep(bench.rehearsal)
+    connection.close()  # as the operating system does, and with it what was not committed
+    return reached
+
+
+def a_worker_comes(bench: Bench) -> None:
+    """Time passes, past every bound and the protection of the dead, and another worker works on what is due then."""
+    for _ in range(3):
+        bench.hooks.pop("inspect", None)  # it is seen again, until its stop fails once more
+        shift(1000.0, only={"leases_operation", "leases_attempt", "leases_bridgeactivity"})
+        Recovery.objects.filter(next_attempt_at__isnull=False).update(next_attempt_at=factories.at(0))
+        about = Obligation.objects.filter(lease=bench.lease) | Obligation.objects.filter(operation__source=bench.lease)
+        about = about.filter(closed_at=None, due_at__isnull=False)
+        about.exclude(kind__in=["dispose", "end_recovery", "watch_restart"]).update(due_at=factories.at(-1))
+        sweep(bench.rehearsal)
+        generation = Recovery.objects.get(lease=bench.lease)
+        if generation.attempts > 1 or generation.state != "running":
+            return
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        row
+        for row in ATTEMPTS
+        if row.restart in (table.DISK_FULL, table.LOST)
+        and row.stop in (table.WORKS, table.RUNS_ALL_THE_SAME, table.NOT_SEEN)
+    ],
+    ids=str,
+)
+def test_a_row_is_the_same_when_a_worker_dies_on_the_way(
+    transactional_db: None, settings: Settings, tmp_path: Path, row: Attempt
+) -> None:
+    """Killed after each of its writes: the next attempt leaves what the table says, or this one did.
+
+    Where the look that settles its start finds it stopped before any stop, it is what a stop that works leaves.
+    """
+    works = next(one for one in ATTEMPTS if one.restart == row.restart and one.stop == table.WORKS)
+    points: list[Point] = [(AFTER, "none of them")]
+    for turn, point in enumerate(points):
+        bench = Bench(Rehearsal(), settings, tmp_path)
+        bench.restart(row.restart)
+        bench.saving(row.saving)
+        bench.stop(row.stop)
+        recover(bench.lease)
+        reached = killed_at(bench, point)
+        if turn == 0:
+            points.extend(reached)
+            continue
+        assert reached[-1] == point
+        a_worker_comes(bench)
+        bench.teardown_looks_again(row.stop)
+        left = seen(bench.lease, bench.first)
+        assert alike(left) in (alike(row.leaves), alike(works.leaves)), point
+        assert bench.runs() == left.lease.startswith("pending")
+
+
+def alike(rows: Rows) -> Rows:
+    """What is the same whichever attempt it was: not their number, nor that of the receipts and epochs."""
+    lease, generation = rows.lease.partition(",")[0], re.sub(r", \d", "", rows.generation)
+    return replace(rows, lease=lease, receipts="", proof=str(rows.proof != "none"), generation=generation)
 
 
 @pytest.mark.parametrize(
