@@ -334,10 +334,15 @@ def is_disturbed(lease: Lease, *, but: UUID | None = None) -> bool:
     held = Obligation.objects.filter(of_sandbox, calling, attempt_id__isnull=False, due_at__gt=Now())
     if but is not None:
         held = held.exclude(attempt_id=but)
+    on_lease = Q(obligation__lease__account_id=lease.account_id, obligation__lease__resource_id=lease.resource_id)
+    # The recovery of a start stops, too, and may have been closed over by whoever settled that start.
+    on_start = Q(
+        obligation__operation__source__account_id=lease.account_id,
+        obligation__operation__source__resource_id=lease.resource_id,
+    )
+    lost = Attempt.Outcome.SUPERSEDED
     late = Attempt.objects.filter(
-        obligation__lease__account_id=lease.account_id,
-        obligation__lease__resource_id=lease.resource_id,
-        outcome=Attempt.Outcome.SUPERSEDED,
+        on_lease & Q(outcome=lost) | on_start & Q(outcome__in=[lost, Attempt.Outcome.HANDED_OVER]),
         announced_at__gt=Now() - timedelta(seconds=bounds.LONGEST_CALL + bounds.SEND_MARGIN),
     )
     working = BridgeActivity.objects.filter(of_sandbox, ended_at__isnull=True, deadline__gt=Now())

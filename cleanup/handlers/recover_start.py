@@ -102,6 +102,9 @@ def _stop_unclear(
     claim.renewed_at = max(claim.renewed_at, at)
 
     def stop() -> None:
+        # Whoever settles the start meanwhile expects no call of this attempt any more by then (`reuse.is_disturbed`).
+        if context.clock() > at + bounds.SEND_MARGIN:
+            raise ProviderError(ErrorKind.TIMEOUT, "the stop was not sent in time")
         provider.stop(resource_id, grace=bounds.STOP_GRACE, within=bounds.STOP)
 
     sighting: Sighting | None = None

@@ -190,10 +190,11 @@ def _restart(
     _note_failure(claim, operation, error, refused=not maybe)
 
     # It failed: stopped again, or the start withdrawn.
+    not_after = context.clock() + bounds.SEND_MARGIN
     if not _announce_stop(claim, context, operation):
         return Done(proven=False)
     try:
-        yield Call("stop", lambda: _stop(provider, lease), bounds.STOP, changes=True)
+        yield _stop(provider, lease, context, not_after)
         sighting = yield from _look(provider, lease)
     except NotSent:
         raise
@@ -212,8 +213,14 @@ def _start(provider: AnyProvider, lease: Lease, context: Context, not_after: flo
     return Call("start", run, bounds.START, changes=True)
 
 
-def _stop(provider: AnyProvider, lease: Lease) -> None:
-    provider.stop(lease.resource_id, grace=bounds.STOP_GRACE, within=bounds.STOP)
+def _stop(provider: AnyProvider, lease: Lease, context: Context, not_after: float) -> Call:
+    def run() -> None:
+        # Beyond this somebody else may have settled the start, and given the sandbox to a run.
+        if context.clock() > not_after:
+            raise ProviderError(ErrorKind.TIMEOUT, "the stop was not sent in time")
+        provider.stop(lease.resource_id, grace=bounds.STOP_GRACE, within=bounds.STOP)
+
+    return Call("stop", run, bounds.STOP, changes=True)
 
 
 def _until_it_runs(

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+from django.db import transaction
 
 import leases
 from cleanup.claims import Selection
@@ -450,3 +451,39 @@ def test_the_end_of_its_time_and_its_last_attempt_settle_it_once(rehearsal: Rehe
     assert (recovery.state, recovery.attempts, recovery.failure) == ("exhausted", 1, "provider_unavailable")
     assert rehearsal.world.count("start") == 1
     assert (state(lease), open_kinds(lease)) == ("retained", {"dispose"})
+
+
+def test_nobody_gets_a_sandbox_that_a_recovery_of_its_start_may_still_stop(
+    rehearsal: Rehearsal, reusable: Lease
+) -> None:
+    """Its stop is under way when others settle that start: its generation ends, and an operator begins another."""
+    lease, recovery = reusable, recover(reusable)
+    with transaction.atomic():  # an attempt that died behind its journal
+        locked = Lease.objects.select_for_update(no_key=True).get(pk=lease.pk)
+        operation = recovering.journal_start(locked, recovery)
+    shift(bounds.START_OVER + 1)
+    box, gate = rehearsal.world.of(lease.resource_id), inside(rehearsal, "the stop behind it")
+    box.state = "unknown"
+    row = Obligation.objects.get(operation=operation)
+    selection = Selection(obligation_id=row.pk)
+    at_work = Background(lambda: Engine().sweep(rehearsal.account.pk, selection=selection))
+    gate.wait()
+    box.state = "stopped"
+    Recovery.objects.filter(pk=recovery.pk).update(ends_at=factories.at(0))
+    falls_due(owed(lease, "end_recovery"))
+    sweep(rehearsal)
+    recovery.refresh_from_db()
+    assert recovery.state == "exhausted"
+
+    second = recover(lease)
+    sweep(rehearsal)
+    assert rehearsal.world.count("start") == 0
+    gate.open()
+    at_work.result()
+    shift(bounds.LONGEST_CALL + bounds.SEND_MARGIN, only=CALLS)
+    falls_due(owed(lease, "recover_workspace"))
+    sweep(rehearsal)
+    second.refresh_from_db()
+    assert (second.state, rehearsal.world.count("start")) == ("complete", 1)
+    other = acquire(rehearsal)
+    assert (other.resource_id, box.state) == (lease.resource_id, "running")
