@@ -75,6 +75,11 @@ class Sandbox:
     """Since when it may run again although its end is proven: a restart of it was never answered."""
 
     @property
+    def is_kept(self) -> bool:
+        """Whether it was proven stopped and is kept; it may be running again since."""
+        return self.kind in STOPPED
+
+    @property
     def is_stopped(self) -> bool:
         """Whether it is stopped as far as is known, so that its price is the most that it costs."""
         return self.kind in STOPPED and self.may_run_since is None

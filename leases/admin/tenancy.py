@@ -79,6 +79,14 @@ class CompanyAdmin(Removable[Company]):
         return of_row(company, "closed_at")
 
 
+NOT_TOLD = "not told: its gate stays closed"
+
+
+def _whose(name: str | None) -> str:
+    """Return a name that the control plane told, apart from nobody's and from what it never told."""
+    return NOT_TOLD if name is None else name or "nobody"
+
+
 class _Told:
     """Facts that the control plane tells: to look at, beside what they are about."""
 
@@ -97,9 +105,13 @@ class _Told:
 
 class IssueFactsInline(_Told, admin.StackedInline):  # type: ignore[type-arg]
     model = IssueFacts
-    verbose_name = "what the control plane says of it (nothing: then the gates of its continuations stay closed)"
-    fields = ("is_open", "assignee", "decisions_pending", "told_at")
+    verbose_name = "what the control plane says of it"
+    fields = ("is_open", "assigned_to", "decisions_pending", "told_at")
     readonly_fields = fields
+
+    @admin.display(description="assigned to")
+    def assigned_to(self, row: IssueFacts) -> str:
+        return _whose(row.assignee)
 
 
 class RecoveryActionInline(_Told, admin.TabularInline):  # type: ignore[type-arg]
@@ -112,17 +124,25 @@ class RecoveryActionInline(_Told, admin.TabularInline):  # type: ignore[type-arg
 
 class RunFactsInline(_Told, admin.StackedInline):  # type: ignore[type-arg]
     model = RunFacts
-    verbose_name = "what the control plane says of it (nothing: then the gates of its continuations stay closed)"
+    verbose_name = "what the control plane says of it"
     fields = (
         "adapter_attached",
-        "coordinator",
-        "coordinator_owner",
+        "how_far",
+        "at_work",
         "accepted_failed_result",
         "history_available",
         "process_id",
         "told_at",
     )
     readonly_fields = fields
+
+    @admin.display(description="coordinator")
+    def how_far(self, row: RunFacts) -> str:
+        return row.get_coordinator_display() if row.coordinator else NOT_TOLD
+
+    @admin.display(description="at work on the result")
+    def at_work(self, row: RunFacts) -> str:
+        return _whose(row.coordinator_owner)
 
 
 @admin.register(Issue)

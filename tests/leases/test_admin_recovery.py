@@ -204,6 +204,9 @@ def test_what_the_control_plane_told_stands_on_the_pages_and_cannot_be_edited_th
     assert "4711" in told
     assert "Terminal Failure" in told
     assert "claude" in told
+    assert "nobody" in told, "that nobody is at work on the result was told"
+    untold = factories.run_facts(coordinator="", coordinator_owner=None)
+    assert text(olga.get(page(untold.run))).count("not told: its gate stays closed") == 2
     assert "it ran out of memory" in text(olga.get(reverse("admin:leases_recoveryaction_changelist")))
     assert olga.post(page(action), {}).status_code == 403
 
@@ -254,6 +257,7 @@ def test_what_may_be_running_is_hidden_nowhere_and_counts_as_costing(olga: Clien
     assert quiet.resource_id[:12] not in text(olga.get(reverse("admin:leases_lease_changelist") + "?owes=may_run"))
     assert "may be running</span>" not in text(olga.get(page(quiet)))
     assert "2 h ago" in text(olga.get(page(lease)))
+    assert "Why it is not destroyed" in text(olga.get(page(lease))), "it is kept like any other"
     group = ownership.ownership().of(ownership.Kind.RETAINED)
     assert (group.count, group.may_run) == (2, 1)
     mine = ownership.of(lease.pk)
