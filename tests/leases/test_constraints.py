@@ -3088,6 +3088,7 @@ ACTING = {
     "run_facts_wake_continuations": "wakes; tests/leases/test_what_waits.py",
     "recovery_action_wakes_continuations": "wakes; tests/leases/test_what_waits.py",
     "recovery_action_taken_back_wakes_continuations": "wakes; tests/leases/test_what_waits.py",
+    "fence_end_wakes_continuations": "wakes; tests/leases/test_what_waits.py",
     "lane_opened_notifies": "notifies; tests/cleanup/test_alarm.py",
     "obligation_created_notifies": "notifies; test_the_beat_is_notified_of_a_deadline_...",
     "obligation_earlier_notifies": "notifies; test_the_beat_is_notified_of_a_deadline_...",
