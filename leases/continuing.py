@@ -32,7 +32,6 @@ from leases.models import (
     Run,
 )
 from leases.signals import continuation_started
-from leases.waking import wake
 
 Kind = Continuation.Kind
 State = Continuation.State
@@ -326,12 +325,10 @@ def _make(run: Run, asked: dict[str, Any], *, recovers_files: bool) -> Continuat
 
 
 def _change_mind(row: Continuation, *, recovers_files: bool, actor: str) -> None:
-    """Take the last word on whether the files are saved first, and look at the gates again."""
+    """Take the last word on whether the files are saved first, which wakes the row (trigger)."""
     Continuation.objects.filter(pk=row.pk).update(recovers_files=recovers_files)
     audit.record("continuation.changed", row, company_id=row.company_id, actor=actor, recovers_files=recovers_files)
     row.refresh_from_db()
-    for pk in Obligation.objects.filter(continuation=row, closed_at__isnull=True).values_list("pk", flat=True):
-        wake(pk)
 
 
 def _owed_by(run_id: UUID, company_id: UUID) -> list[int]:

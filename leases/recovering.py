@@ -15,7 +15,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import Max
+from django.db.models import F, Max
 from django.db.models.functions import Now
 
 from leases import archives, arguments, audit, bounds, fencing, journal, planning, proof, reuse, transitions, trust
@@ -278,6 +278,13 @@ def count(recovery: Recovery) -> None:
     """Count an attempt of a running generation: also one that needed no start, or found nothing to be started."""
     recovery.attempts = min(recovery.attempts + 1, ATTEMPTS)
     recovery.save(update_fields=["attempts"])
+
+
+def uncount(operation: Operation) -> None:
+    """Take back an attempt whose start was never sent: who is not ready consumes none. The lease is locked."""
+    Recovery.objects.filter(pk=operation.recovery_id, state=Recovery.State.RUNNING, attempts__gt=0).update(
+        attempts=F("attempts") - 1
+    )
 
 
 def failed(recovery: Recovery, error: ProviderError, *, failure: Failure | None = None) -> bool:

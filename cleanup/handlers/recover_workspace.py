@@ -390,6 +390,7 @@ def _never_sent(operation: Operation) -> None:
         if operation.state == Operation.State.PENDING:
             journal.calls_ended(operation)
             recovering.withdraw(lease, operation, may_run=False, reason="workspace_recovery")
+            recovering.uncount(operation)
 
 
 # Saving

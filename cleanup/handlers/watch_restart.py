@@ -42,7 +42,7 @@ def watch_restart(claim: Claim, context: Context) -> Generator[Call, Any, Outcom
     match sighting:
         case Running(resource=resource):
             return _stop(claim, lease, resource)
-        case Gone():
+        case Gone(stated=stated) if stated or not provider.capabilities.absence_apart:
             return _stop(claim, lease, None)
         case Busy(transition=transition):
             return InTransition(transition or "transition")

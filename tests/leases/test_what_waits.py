@@ -274,3 +274,14 @@ def test_a_generation_that_begins_or_ends_wakes_the_disposal_that_it_holds(role:
     quieted(*rows)
     written([change(running, **OVER), *map(close, owed)], role)
     assert are_woken(*rows) == [True, False]
+
+
+@pytest.mark.django_db
+@ROLES
+def test_whether_the_files_are_wanted_wakes_its_continuation(role: str) -> None:
+    """Trigger `continuation_changed_wakes_it`: it opens or closes the last gate, of this one and no other."""
+    row, other = factories.continuation(), factories.continuation()
+    mine, theirs = row.obligations.get(), other.obligations.get()
+    quieted(mine, theirs)
+    written([change(row, recovers_files=False)], role)
+    assert are_woken(mine, theirs) == [True, False]

@@ -341,10 +341,25 @@ def test_a_run_that_had_ended_is_confirmed_at_the_first_look(rehearsal: Rehearsa
     assert (cancellation(rehearsal.run), rehearsal.world.calls) == ("acknowledged", [])
 
 
-def test_a_run_of_which_there_is_nothing_is_never_acknowledged(rehearsal: Rehearsal) -> None:
-    """S-149, S-159: nothing says what became of it; a person sees that it is owed."""
+def test_a_run_that_asked_for_nothing_is_acknowledged_once_it_may_ask_for_nothing(rehearsal: Rehearsal) -> None:
+    """S-149, S-159: over and without a lease it has not ended; cancelled, the empty journal says so for good."""
+    ends(rehearsal.run)
+    assert missing(rehearsal.run) == [What.NOTHING_STARTED]
     cancel(rehearsal.run)
-    assert look(rehearsal.run) == {"waiting": 1}
+    assert look(rehearsal.run) == {"proven": 1}
+    assert (cancellation(rehearsal.run), missing(rehearsal.run)) == ("acknowledged", [])
+    Run.objects.filter(pk=rehearsal.run.pk).update(status=Run.Status.RUNNING)
+    with pytest.raises(LeaseError):
+        acquire(rehearsal)
+    assert rehearsal.world.count("create") == 0
+
+
+def test_a_run_whose_only_creation_is_unknown_is_not_acknowledged(rehearsal: Rehearsal) -> None:
+    rehearsal.world.hooks["create"] = fails(ErrorKind.TIMEOUT)
+    with pytest.raises(LeaseError):
+        acquire(rehearsal)
+    cancel(rehearsal.run)
+    assert What.NOTHING_STARTED in missing(rehearsal.run)
     assert cancellation(rehearsal.run) == "requested"
 
 
