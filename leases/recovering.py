@@ -280,11 +280,9 @@ def count(recovery: Recovery) -> None:
     recovery.save(update_fields=["attempts"])
 
 
-def uncount(operation: Operation) -> None:
-    """Take back an attempt whose start was never sent: who is not ready consumes none. The lease is locked."""
-    Recovery.objects.filter(pk=operation.recovery_id, state=Recovery.State.RUNNING, attempts__gt=0).update(
-        attempts=F("attempts") - 1
-    )
+def uncount(recovery: Recovery) -> None:
+    """Take back an attempt of which no start was sent: who is not ready consumes none. The lease is locked."""
+    Recovery.objects.filter(pk=recovery.pk, attempts__gt=0).update(attempts=F("attempts") - 1)
 
 
 def failed(recovery: Recovery, error: ProviderError, *, failure: Failure | None = None) -> bool:

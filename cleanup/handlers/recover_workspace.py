@@ -390,7 +390,9 @@ def _never_sent(operation: Operation) -> None:
         if operation.state == Operation.State.PENDING:
             journal.calls_ended(operation)
             recovering.withdraw(lease, operation, may_run=False, reason="workspace_recovery")
-            recovering.uncount(operation)
+            recovery = recovering.running(lease)
+            if recovery is not None and recovery.pk == operation.recovery_id:
+                recovering.uncount(recovery)
 
 
 # Saving
