@@ -144,8 +144,8 @@ def facts(run_id: UUID, company_id: UUID | None = None) -> QuerySet[Any, tuple[s
     given_up = Q(state=Operation.State.UNVERIFIED)
     is_paid = Exists(of_operation.filter(unverified & proof.paid_since()))
     came_to_nothing = operations.filter(Q(state=Operation.State.RESOLVED, lease__isnull=True) | given_up & Q(is_paid))
-    # Whatever is asked of a provider is journalled before, and nothing is any more once a cancellation was asked for: so
-    # where the journal is empty by then, nothing of the run exists, and nothing will.
+    # Whatever is asked of a provider is journalled before, and nothing is any more once a cancellation was asked for.
+    # So where the journal is empty by then, nothing of the run exists, and nothing will.
     never_begun = Q(cancel_requested_at__isnull=False) & ~Q(Exists(operations))
     return _rows(runs, _RUN, "status").union(
         _rows(runs.filter(~Exists(leases), ~Exists(came_to_nothing), ~never_begun), What.NOTHING_STARTED),
