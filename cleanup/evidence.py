@@ -50,7 +50,7 @@ class Standing:
     """Seconds from that to this reading, and so at most to any look that follows it."""
     extending: bool
     """A call that moves the provider's deadline may be on its way (see `_is_extending`)."""
-    starting: bool
+    starting_until: datetime | None
     """A call of a start that was given up may still be done (`reuse.starts_under_way`)."""
 
 
@@ -151,8 +151,7 @@ def _read(claim: Claim) -> tuple[Lease, Obligation, Standing] | None:
             absent_for=(database_now() - since).total_seconds() if since is not None else None,
             extending=_is_extending(lease),
             # One that was never started again has no start to wait for. A disposal leaves the epoch as it was.
-            starting=(lease.epoch > 1 or lease.orphaned_at is not None)
-            and reuse.starts_under_way(lease.account_id, lease.resource_id).exists(),
+            starting_until=reuse.starting_until(lease) if lease.epoch > 1 or lease.orphaned_at is not None else None,
         ),
     )
 

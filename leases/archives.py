@@ -171,10 +171,10 @@ def open_archive(archive_id: UUID, *, company_id: UUID) -> AbstractContextManage
 
 def standing(archive: Archive) -> str:
     """Return where an archive stands, in a few words."""
+    if archive.saved_at is None:
+        return "it is not whole, and never will be" if archive.removed_at is not None else "it is not whole"
     if archive.removed_at is not None:
         return "its file was removed"
-    if archive.saved_at is None:
-        return "it is not whole"
     return "offered" if archive.receipt_id is not None else "its sandbox is not proven stopped since"
 
 

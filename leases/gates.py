@@ -116,7 +116,7 @@ class Gate:
     def sentence(self, answer: Answer) -> str:
         """Return why it is closed, for people."""
         if not answer.is_told:
-            return self.untold
+            return f"{self.untold} ({answer.detail})" if answer.detail else self.untold
         return f"{self.closed}: {answer.detail}" if answer.detail else self.closed
 
 
@@ -220,11 +220,15 @@ def _is_settled(facts: Facts) -> Answer:
 
 
 def _settlement_of(facts: RunFacts | None) -> Answer:
-    if facts is None or not facts.coordinator or facts.coordinator_owner is None:
-        return NOT_TOLD
+    if facts is None or not facts.coordinator:
+        return Answer(is_open=False, is_told=False, detail="coordinator")
+    if facts.coordinator_owner is None:
+        return Answer(is_open=False, is_told=False, detail="coordinator_owner")
     if facts.coordinator_owner:
         return CLOSED
     if facts.coordinator == Coordinator.COMMITTED:
+        if facts.accepted_failed_result is None:
+            return Answer(is_open=False, is_told=False, detail="accepted_failed_result")
         return _if(facts.accepted_failed_result)
     return _if(facts.coordinator == Coordinator.TERMINAL_FAILURE)
 

@@ -34,7 +34,7 @@ from leases.models import (
 )
 from leases.waking import wake
 from providers.contract import ErrorKind, ProviderError, Resource
-from providers.registry import ProviderUnavailable, load
+from providers.registry import ConfigurationError, ProviderUnavailable, load, validate
 
 Kind = Obligation.Kind
 Failure = Recovery.Failure
@@ -58,7 +58,7 @@ class CannotRecover(LeaseError):
 # Generations
 
 
-def recover_workspace(lease_id: UUID, company_id: UUID, *, actor: str, reason: str) -> Recovery:
+def recover_workspace(lease_id: UUID, company_id: UUID, *, actor: str, reason: str, workspace: str = "") -> Recovery:
     """Recover the files of a kept sandbox once more, because a person asks for it (after freeing disk, for example).
 
     Always a new generation, whatever came of earlier ones (domain 9.4, S-249); the continuations that wait for the
@@ -66,6 +66,9 @@ def recover_workspace(lease_id: UUID, company_id: UUID, *, actor: str, reason: s
     `no_archives` where the provider cannot hand files over, `not_kept` where there is no stopped, kept sandbox,
     `not_proven` where its stop has no proof at this moment, and `fenced` while a controller that went down may still
     save it, `observing` while nobody said what this database is; `LeaseError` with the code `invalid` without a reason.
+
+    `workspace` is the directory to save, where the one that the lease recorded when it was acquired is not the right
+    one; refused as a configuration would refuse it.
     """
     lease_id = arguments.identity(lease_id, "lease_id")
     company_id = arguments.identity(company_id, "company_id")
@@ -76,10 +79,23 @@ def recover_workspace(lease_id: UUID, company_id: UUID, *, actor: str, reason: s
         if lease is None:
             raise NotFound(f"no lease {lease_id} in this company")
         require_recoverable(lease)
-        return begin(lease, requested_by=actor, reason=reason)
+        if workspace:
+            _require_workspace(lease, workspace)
+        return begin(lease, requested_by=actor, reason=reason, workspace=workspace)
 
 
-def begin(lease: Lease, *, requested_by: str, reason: str = "") -> Recovery:
+def _require_workspace(lease: Lease, workspace: object) -> None:
+    """Refuse what a configuration of the lease's provider would refuse. Its configuration is read as it was recorded."""
+    try:
+        validate(load(lease.provider).Config, {**lease.config, "workspace": workspace})
+    except ConfigurationError as error:
+        told = error.errors.get("workspace")
+        raise LeaseError(f"workspace: {told or error}", code="invalid") from None
+    except ProviderUnavailable as error:
+        raise CannotRecover(str(error), code="provider_unavailable") from None
+
+
+def begin(lease: Lease, *, requested_by: str, reason: str = "", workspace: str = "") -> Recovery:
     """Begin a generation for a locked lease, or return the one that runs; its first attempt is due at once.
 
     Raises `CannotRecover` as `recover_workspace` does.
@@ -96,6 +112,7 @@ def begin(lease: Lease, *, requested_by: str, reason: str = "") -> Recovery:
         generation=last + 1,
         requested_by=requested_by,
         reason=reason,
+        workspace=workspace,
         ends_at=ends_at,
         next_attempt_at=now,
     )
@@ -342,6 +359,9 @@ def end_saving(recovery: Recovery, outcome: BridgeActivity.Outcome, *, error_kin
         BridgeActivity.objects.filter(pk=recovery.activity_id, ended_at__isnull=True).update(
             ended_at=Now(), outcome=outcome, error_kind=error_kind
         )
+        # What its stop waited for is over, and says so.
+        owed = Obligation.objects.filter(lease_id=recovery.lease_id, kind=Kind.TEARDOWN, closed_at__isnull=True)
+        owed.update(drain_until=None)
 
 
 def is_saving(lease: Lease, recovery: Recovery) -> bool:
@@ -402,6 +422,8 @@ def _end(recovery: Recovery, state: Recovery.State, closed_as: Obligation.Closed
         lease_id=recovery.lease_id, kind__in=[Kind.RECOVER_WORKSPACE, Kind.END_RECOVERY], closed_at__isnull=True
     )
     for row in rows.order_by("pk"):
-        transitions.end_attempt(row, Attempt.Outcome.SUPERSEDED)
+        # A call of the attempts may be under way; of the end of their time nothing ever is.
+        ended = row.kind == Kind.END_RECOVERY
+        transitions.end_attempt(row, Attempt.Outcome.NOTHING_OWED if ended else Attempt.Outcome.SUPERSEDED)
         transitions.close(row, closed_as)
     archives.remove_unfinished(recovery)

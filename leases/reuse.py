@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db.models import Max, Q, QuerySet
 from django.db.models.functions import Now
 
 from leases import audit, bounds, companies, fencing, holds, journal, proof, startup, transitions, trust
@@ -291,6 +291,14 @@ def starts_under_way(account_id: UUID, resource_id: str) -> QuerySet[Operation]:
         call_ended_at__isnull=True,
         created_at__gt=Now() - timedelta(seconds=bounds.START_OVER),
     )
+
+
+def starting_until(lease: Lease) -> datetime | None:
+    """Return until when a call of a start of this lease's sandbox may still be done, None: none can any more."""
+    last: datetime | None = starts_under_way(lease.account_id, lease.resource_id).aggregate(last=Max("created_at"))[
+        "last"
+    ]
+    return last + timedelta(seconds=bounds.START_OVER) if last is not None else None
 
 
 def _demand_for(reason: str) -> Demand:

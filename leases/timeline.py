@@ -137,7 +137,7 @@ def _of_operation(operation: Operation, lease: Lease) -> Iterator[Event]:
     if operation.resolved_at and operation.state == Operation.State.UNVERIFIED:
         yield Event(operation.resolved_at, Source.JOURNAL, f"{what} given up: what came of it is not known", Tone.BAD)
     elif operation.resolved_at:
-        left = "nothing is started any more" if start else "nothing is owned any more"
+        left = "nothing of it is under way any more" if start else "nothing is owned any more"
         yield Event(operation.resolved_at, Source.JOURNAL, f"{what} resolved: {left}", Tone.GOOD)
 
 
@@ -157,7 +157,7 @@ def _of_obligation(obligation: Obligation) -> Iterator[Event]:
     kind = obligation.get_kind_display()
     drain = obligation.drain_until
     # A deadline is owed from a time that comes, and anew each time that it was moved: its attempts tell of it.
-    if obligation.kind not in deadlines.KINDS:
+    if obligation.kind not in (*deadlines.KINDS, Obligation.Kind.END_RECOVERY):
         yield Event(
             obligation.owed_since,
             Source.INTENT,

@@ -412,7 +412,7 @@ def _save(claim: Claim, context: Context, provider: AnyProvider, lease: Lease) -
     def run() -> archives.Saved | archives.TooLarge | archives.StorageFailed:
         # These two are ours, not the provider's, and so no error of the call.
         try:
-            with closing(provider.archive(lease.resource_id, path, within=bounds.SAVE)) as pieces:
+            with closing(provider.archive(lease.resource_id, archive.path, within=bounds.SAVE)) as pieces:
                 return archives.write(archive, pieces)
         except (archives.TooLarge, archives.StorageFailed) as failed:
             return failed
@@ -468,7 +468,8 @@ def _begin_archive(claim: Claim, context: Context, path: str, *, extends: bool) 
         if not recovering.is_saving(lease, recovery):
             return None
         archives.remove_unfinished(recovery)  # what attempts before this one left
-        archive = archives.begin(lease, recovery, attempt_id=claim.attempt_id, path=path)
+        where = recovery.workspace or path  # a person's word comes before what the lease recorded
+        archive = archives.begin(lease, recovery, attempt_id=claim.attempt_id, path=where)
         if extends:
             evidence.note(claim, row, "extend", epoch=lease.epoch)
     claim.renewed_at = max(claim.renewed_at, at)

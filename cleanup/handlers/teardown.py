@@ -126,6 +126,8 @@ def teardown(claim: Claim, context: Context) -> Generator[Call, Any, Outcome]:
                 return NotSeen(until=until) if until is not None else Done(proven=False)
             case decisions.Drain(until=until):
                 return Draining(until)
+            case decisions.Wait(transition="starting") if facts.starting_until is not None:
+                return NotSeen(until=facts.starting_until)  # by then what was given up cannot come any more
             case decisions.Wait(transition=transition):
                 return InTransition(transition)
             case decisions.Fail(kind=kind):
@@ -170,7 +172,7 @@ def _decide(facts: evidence.Standing, seen: _Seen, context: Context) -> decision
             absent_for=facts.absent_for,
             started_as_of=evidence.later(facts.lease.started_as_of, seen.ran_as_of),
             extending=facts.extending,
-            starting=facts.starting,
+            starting=facts.starting_until is not None,
         )
     )
 

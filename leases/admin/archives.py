@@ -116,10 +116,10 @@ class ArchiveAdmin(ViewOnly[Archive]):
 
     @admin.display(description="standing")
     def in_a_word(self, row: Archive) -> SafeString:
-        if row.removed_at is not None:
-            word = "removed"
-        elif row.saved_at is None:
+        if row.saved_at is None:
             word = "not whole"
+        elif row.removed_at is not None:
+            word = "removed"
         else:
             word = "offered" if archives.is_offered(row) else "not sealed"
         return badge(word, _tone(row))

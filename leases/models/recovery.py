@@ -47,6 +47,9 @@ class Recovery(models.Model):
     state = models.CharField(max_length=10, choices=State.choices, default=State.RUNNING)
     requested_by = models.CharField(max_length=200)
     reason = models.CharField(max_length=500, blank=True, help_text="Why a person asked for it.")
+    workspace = models.CharField(
+        max_length=1000, blank=True, default="", help_text="The directory to save; empty: as the lease recorded it."
+    )
     attempts = models.PositiveSmallIntegerField(default=0, help_text="How often the sandbox was asked to start.")
     started_at = models.DateTimeField(db_default=Now(), editable=False)
     ends_at = models.DateTimeField(help_text="No attempt begins after that.")

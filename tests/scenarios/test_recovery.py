@@ -16,7 +16,7 @@ from django.db import connection
 import leases
 from cleanup import judging
 from cleanup.engine import Engine
-from leases import archives, keeping, proof, recovering
+from leases import archives, bounds, keeping, proof, recovering
 from leases.clock import boottime
 from leases.errors import LeaseError
 from leases.models import Archive, Installation, Lease, Obligation, Operation, Recovery
@@ -641,3 +641,42 @@ def test_what_was_seen_running_is_stopped_also_when_its_generation_was_ended_mea
     sweep(rehearsal)
     assert (state(lease), lease.epoch, open_kinds(lease)) == ("retained", 2, {"dispose"})
     assert rehearsal.world.of(lease.resource_id).state == "stopped"
+
+
+def test_an_operator_says_which_directory_is_to_be_saved(rehearsal: Rehearsal) -> None:
+    """Where the lease recorded a wrong one, another recovery would only repeat its failure."""
+    lease = failed(rehearsal)
+    Lease.objects.filter(pk=lease.pk).update(config={"workspace": "elsewhere"})
+    first = recover(lease)
+    sweep(rehearsal)
+    first.refresh_from_db()
+    assert (first.state, first.failure) == ("exhausted", "workspace_missing")
+    company = lease.company_id
+    with pytest.raises(LeaseError) as refused:
+        recovering.recover_workspace(lease.pk, company, actor="operator", reason="again", workspace=7)  # type: ignore[arg-type]
+    assert refused.value.code == "invalid"
+    second = recovering.recover_workspace(lease.pk, company, actor="operator", reason="again", workspace="src")
+    sweep(rehearsal)
+    second.refresh_from_db()
+    assert (second.state, second.workspace) == ("complete", "src")
+    assert contents(Archive.objects.get(recovery=second)) == {"main.py": FILES["src/main.py"]}
+
+
+def test_the_stop_behind_an_unanswered_start_is_believed_when_that_start_can_come_no_more(rehearsal: Rehearsal) -> None:
+    """The first start was lost, the second saved the files: the stop is looked at exactly when the first is over."""
+    lease = failed(rehearsal)
+    rehearsal.world.hooks["start"] = fails(ErrorKind.TIMEOUT)
+    recovery = recover(lease)
+    sweep(rehearsal)
+    rehearsal.world.hooks.clear()
+    next_attempt(rehearsal, lease)
+    lease.refresh_from_db()
+    teardown = owed(lease, "teardown")
+    lost = Operation.objects.filter(source=lease).earliest("created_at")
+    assert (lease.state, teardown.due_at) == ("pending_cleanup", lost.created_at + timedelta(seconds=bounds.START_OVER))
+    assert teardown.drain_until is None  # nobody is waited for any more
+    Operation.objects.filter(pk=lost.pk).update(created_at=factories.at(-9999))
+    falls_due(teardown)
+    sweep(rehearsal)
+    recovery.refresh_from_db()
+    assert (recovery.state, recovery.attempts, state(lease)) == ("complete", 2, "retained")

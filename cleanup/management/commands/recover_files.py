@@ -20,6 +20,12 @@ class Command(DecisionCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("lease", help="the lease's id")
+        parser.add_argument(
+            "--workspace",
+            default="",
+            metavar="PATH",
+            help="the directory to save, where the one that the lease recorded is not the right one",
+        )
         super().add_arguments(parser)
 
     def decide(self, options: dict[str, Any], *, actor: str, dry_run: bool) -> dict[str, Any]:
@@ -37,7 +43,9 @@ class Command(DecisionCommand):
             number = last.generation + 1 if last else 1
             told = f"Generation {number} of sandbox {lease.resource_id} would begin.\nNothing was written."
             return {**about, "generation": number, "told": told}
-        begun = recovering.recover_workspace(lease.pk, lease.company_id, actor=actor, reason=options["reason"])
+        begun = recovering.recover_workspace(
+            lease.pk, lease.company_id, actor=actor, reason=options["reason"], workspace=options["workspace"]
+        )
         told = f"Generation {begun.generation} of sandbox {lease.resource_id} is begun: its first attempt is due now."
         return {
             **about,
