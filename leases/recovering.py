@@ -85,7 +85,7 @@ def recover_workspace(lease_id: UUID, company_id: UUID, *, actor: str, reason: s
 
 
 def _require_workspace(lease: Lease, workspace: object) -> None:
-    """Refuse what a configuration of the lease's provider would refuse. Its configuration is read as it was recorded."""
+    """Refuse what a configuration of the lease's provider would refuse. Its own is read as it was recorded."""
     try:
         validate(load(lease.provider).Config, {**lease.config, "workspace": workspace})
     except ConfigurationError as error:

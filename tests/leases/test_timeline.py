@@ -197,7 +197,6 @@ def test_the_recovery_of_its_files_is_told_with_its_start_and_what_came_of_it() 
     assert {
         "Start recorded, before the provider was asked",
         "Owed: reopen a stopped sandbox and save its files",
-        "Owed: end a recovery of files whose time is over",
         "Owed: see whether a sandbox runs whose restart was never answered",
         "recovery.begun",
     } <= told.keys()
