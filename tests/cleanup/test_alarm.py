@@ -253,6 +253,8 @@ def test_closed_history_costs_nothing() -> None:
 
     Also while the table was never analysed, as after a restore or a sudden growth.
     """
+    with connection.cursor() as cursor:  # as if no test had been here: without the dead rows of those before
+        cursor.execute("ALTER TABLE leases_obligation ALTER COLUMN busy_count TYPE integer USING busy_count + 0")
     accounts = [factories.account() for _ in range(20)]
     for account in accounts:
         owed(account, 500)

@@ -426,6 +426,7 @@ def _ends(recovery: Recovery | None, state: str) -> None:
         if state == Recovery.State.EXHAUSTED:
             recovering.exhaust(recovery)
         else:
+            factories.archive(recovery)
             recovering.complete(recovery, recovery.lease.receipts.latest("pk"))
 
 
