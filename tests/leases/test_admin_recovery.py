@@ -54,6 +54,7 @@ def text(response: HttpResponse) -> str:
 
 def kept(**values: Any) -> Lease:
     where = factories.environment(factories.account(), hourly_price=Decimal(2))
+    values.setdefault("resource_id", uuid4().hex)  # lists show its beginning, which is its own
     return factories.stopped(factories.lease(where, hourly_price=Decimal(2), **values), state="retained")
 
 
