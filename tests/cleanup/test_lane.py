@@ -445,6 +445,14 @@ def _of_kind(kind: str, rehearsal: Rehearsal) -> Obligation:
         row = Obligation.objects.get(lease=kept, kind=kind)
         falls_due(row)
         return row
+    if kind == Kind.END_RECOVERY:
+        recovered = factories.recovery(factories.stopped(factories.lease(rehearsal.environment))).lease
+        Obligation.objects.filter(lease=recovered, kind=kind).update(due_at=at(-5))
+        return Obligation.objects.get(lease=recovered, kind=kind)
+    if kind == Kind.START_CONTINUATION:
+        return factories.continuation(factories.failed_run(), due_in=-5).obligations.get()
+    if kind == Kind.CONFIRM_CANCEL:
+        return factories.cancelled(due_in=-5)
     lease = factories.lease(rehearsal.environment)
     return Obligation.objects.create(company_id=lease.company_id, kind=kind, lease=lease, due_at=at(-5))
 

@@ -13,9 +13,9 @@ from django.db import transaction
 from django.db.models.functions import Now
 
 from cleanup import evidence
-from leases import holds, transitions
+from leases import holds, recovering, transitions
 from leases.errors import LeaseError, NotFound
-from leases.models import ActivityEntry, Hold, Lease, Obligation, Operation, Run
+from leases.models import ActivityEntry, Hold, Lease, Obligation, Operation, Recovery, Run
 from leases.timeline import timeline
 from tests import factories
 from tests.tables import rows_of
@@ -76,6 +76,7 @@ PLACED: dict[str, Callable[[Lease], None]] = {
     "run_live": _run_live,
     "attempt_in_flight": _in_flight,
     "being_started": lambda lease: factories.start(lease) and None,
+    "recovering": lambda lease: factories.recovery(lease) and None,
     "other_lease": _other_lease,
     "run_on_issue": _run_on_issue,
     **{kind: _row(kind) for kind in Hold.Kind.values},
@@ -311,6 +312,11 @@ def _end_start(lease: Lease) -> None:
         transitions.refuse_operation(started)
 
 
+def _end_recovery(lease: Lease) -> None:
+    with transaction.atomic():
+        recovering.exhaust(Recovery.objects.get(lease=lease))
+
+
 def _end_other_lease(lease: Lease) -> None:
     other = Lease.objects.exclude(pk=lease.pk).get(resource_id=lease.resource_id)
     owed = factories.teardown(other)
@@ -330,6 +336,7 @@ ENDED: dict[str, Callable[[Lease], None]] = {
     "run_live": _end_run,
     "attempt_in_flight": _end_attempt,
     "being_started": _end_start,
+    "recovering": _end_recovery,
     "other_lease": _end_other_lease,
     "run_on_issue": _end_issues_run,
     **dict.fromkeys(Hold.Kind.values, _end_row),
