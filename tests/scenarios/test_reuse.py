@@ -424,7 +424,7 @@ def test_a_start_whose_reply_was_lost_is_stopped_again_and_kept(rehearsal: Rehea
     assert not proof.is_proven_ended(lease)
     del rehearsal.world.hooks["inspect"], rehearsal.world.after["start"]
     # It is stopped at once. That a call may still be done, whose reply was lost, keeps the proof waiting.
-    assert sweep(rehearsal) == {"proven": 1, "busy": 1}
+    assert sweep(rehearsal) == {"proven": 1, "not_seen": 1}
     assert (rehearsal.world.of(lease.resource_id).state, state(lease)) == ("stopped", "pending_cleanup")
     _no_call_is_under_way()
     falls_due(owed(lease))
