@@ -321,16 +321,14 @@ def failed(recovery: Recovery, error: ProviderError, *, failure: Failure | None 
     return is_over(recovery)
 
 
-def restarted(
-    lease: Lease, recovery: Recovery, resource: Resource, *, operation: Operation | None, saves: bool, actor: str
-) -> BridgeActivity | None:
+def restarted(lease: Lease, recovery: Recovery, resource: Resource, *, operation: Operation | None, actor: str) -> None:
     """Released or retained -> pending_cleanup: the sandbox was seen running, so its restart is confirmed.
 
     The epoch rises before anything else is asked: from now on only a fresh stop settles the lease, which is owed from
-    this transaction on. Where the attempt `saves` the files, that stop waits for it as for other work in the sandbox,
-    until the deadline of that work. `operation` is the start that did it, pending; None where the sandbox ran already.
+    this transaction on, and waits for the saving of the files as for other work in the sandbox, until the deadline of
+    that work. `operation` is the start that did it, pending; None where the sandbox ran already.
     """
-    drain_until = database_now() + timedelta(seconds=bounds.SAVING) if saves else None
+    drain_until = database_now() + timedelta(seconds=bounds.SAVING)
     if operation is not None:
         journal.calls_ended(operation)
         transitions.refuse_operation(operation)
@@ -345,12 +343,10 @@ def restarted(
         epoch=lease.epoch,
     )
     recovery.restarted_epoch = lease.epoch
-    if drain_until is not None:
-        recovery.activity = BridgeActivity.objects.create(
-            company_id=lease.company_id, lease=lease, kind=BridgeActivity.Kind.SYNC, deadline=drain_until
-        )
+    recovery.activity = BridgeActivity.objects.create(
+        company_id=lease.company_id, lease=lease, kind=BridgeActivity.Kind.SYNC, deadline=drain_until
+    )
     recovery.save(update_fields=["restarted_epoch", "activity"])
-    return recovery.activity if saves else None
 
 
 def end_saving(recovery: Recovery, outcome: BridgeActivity.Outcome, *, error_kind: str = "") -> None:
@@ -376,32 +372,24 @@ def is_saving(lease: Lease, recovery: Recovery) -> bool:
     )
 
 
-def withdraw(lease: Lease, operation: Operation, *, may_run: bool, reason: str) -> bool:
+def withdraw(lease: Lease, operation: Operation, *, may_run: bool, reason: str) -> None:
     """The start of a locked, pending operation was not confirmed: the earlier receipt is proof again, if there is one.
 
     Only on these conditions (design 4): no attempt under it confirmed a start, or the epoch would be another and the
     operation not pending; none is within its call bound, which the caller knows; the receipt is still valid for what
     the lease says (S-248), and not of a suspension, since resuming goes on with the old processes. Otherwise the
     sandbox is stopped like a running one. `may_run`: it may have been started all the same, so somebody watches it.
-    Returns whether the receipt stands.
     """
     killed = proof.receipts_but_for(lease, operation).exclude(ended=Receipt.Ended.SUSPENDED)
     if lease.state not in Lease.KEPT or not killed.exists():
         reuse.stop_again(operation, lease, None, reason=reason, actor=audit.SYSTEM)
-        return False
+        return
     transitions.refuse_operation(operation)
     if may_run:
         transitions.may_be_running(lease)
     audit.record(
         "operation.withdrawn", operation, company_id=operation.company_id, lease=str(lease.pk), may_run=may_run
     )
-    return True
-
-
-def is_exhausted(lease: Lease) -> bool:
-    """Return whether the newest generation of a lease failed for good: nobody repeats the step that was rejected."""
-    last = newest(lease)
-    return last is not None and last.state == Recovery.State.EXHAUSTED
 
 
 def _end(recovery: Recovery, state: Recovery.State, closed_as: Obligation.ClosedAs) -> None:

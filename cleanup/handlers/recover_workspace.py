@@ -285,7 +285,7 @@ def _confirmed(claim: Claim, operation: Operation | None, lease: Lease, resource
             if row is None:
                 return False  # a newer attempt looks by itself
             recovering.count(recovery)
-            recovering.restarted(lease, recovery, resource, operation=None, saves=True, actor=audit.SYSTEM)
+            recovering.restarted(lease, recovery, resource, operation=None, actor=audit.SYSTEM)
             return True
         if operation.state != Operation.State.PENDING:
             reuse.stop_what_runs(operation, lease, resource, audit.SYSTEM)
@@ -294,7 +294,7 @@ def _confirmed(claim: Claim, operation: Operation | None, lease: Lease, resource
             journal.calls_ended(operation)
             reuse.stop_again(operation, lease, resource, reason="workspace_recovery", actor=audit.SYSTEM)
             return False
-        recovering.restarted(lease, recovery, resource, operation=operation, saves=True, actor=audit.SYSTEM)
+        recovering.restarted(lease, recovery, resource, operation=operation, actor=audit.SYSTEM)
         return True
 
 

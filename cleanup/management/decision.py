@@ -12,10 +12,12 @@ import sys
 from abc import abstractmethod
 from argparse import ArgumentParser
 from typing import Any
+from uuid import UUID
 
 from django.core.management.base import BaseCommand, CommandError
 
 from leases.errors import LeaseError, NotFound
+from leases.models import Run
 
 
 class Wrong(CommandError):
@@ -55,11 +57,27 @@ class DecisionCommand(BaseCommand):
         """Make the decision. Raises `LeaseError` where it is refused."""
 
     def _refuse(self, refusal: LeaseError, *, as_json: bool) -> None:
-        status = 2 if isinstance(refusal, NotFound) or refusal.code == "invalid" else 1
-        if not as_json:
-            raise CommandError(f"refused: {refusal}", returncode=status) from refusal
-        self.stdout.write(json.dumps({"refused": refusal.code, "told": str(refusal)}, indent=2))
-        sys.exit(status)
+        refuse(self, refusal, as_json=as_json)
+
+
+def refuse(command: BaseCommand, refusal: LeaseError, *, as_json: bool) -> None:
+    """End a command that was refused, with its exit status: a wrong argument, or what was found."""
+    status = 2 if isinstance(refusal, NotFound) or refusal.code == "invalid" else 1
+    if not as_json:
+        raise CommandError(f"refused: {refusal}", returncode=status) from refusal
+    command.stdout.write(json.dumps({"refused": refusal.code, "told": str(refusal)}, indent=2))
+    sys.exit(status)
+
+
+def run_named(text: str) -> Run:
+    """Return the run that an argument names. Raises `Wrong` where there is none."""
+    try:
+        run = Run.objects.filter(pk=UUID(text)).first()
+    except ValueError:
+        raise Wrong(f"{text!r} is no id") from None
+    if run is None:
+        raise Wrong(f"there is no run {text}")
+    return run
 
 
 def operator_name() -> str:

@@ -477,9 +477,10 @@ def test_a_run_that_begins_afresh_gets_no_sandbox_that_another_run_left(rehearsa
 
     lease = failed(rehearsal, "reuse_by_environment")
     rehearsal.world.hooks["start"] = fails(ErrorKind.DISK_FULL)
-    recover(lease)
+    recovery = recover(lease)
     sweep(rehearsal)
-    assert recovering.is_exhausted(lease)
+    recovery.refresh_from_db()
+    assert recovery.state == "exhausted"
     starts = rehearsal.world.count("start")
     for fresh in (False, True):
         run = factories.run(rehearsal.company, fresh_workspace=fresh)

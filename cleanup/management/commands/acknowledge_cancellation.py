@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from typing import Any
-from uuid import UUID
 
-from cleanup.management.decision import DecisionCommand, Wrong
+from cleanup.management.decision import DecisionCommand, run_named
 from leases import controllers, startup
 from leases.errors import ControlRefused
-from leases.models import Run
 
 
 class Command(DecisionCommand):
@@ -23,12 +21,7 @@ class Command(DecisionCommand):
         super().add_arguments(parser)
 
     def decide(self, options: dict[str, Any], *, actor: str, dry_run: bool) -> dict[str, Any]:
-        try:
-            run = Run.objects.filter(pk=UUID(options["run"])).first()
-        except ValueError:
-            raise Wrong(f"{options['run']!r} is no id") from None
-        if run is None:
-            raise Wrong(f"there is no run {options['run']}")
+        run = run_named(options["run"])
         if dry_run:
             if startup.is_open(run.pk):
                 raise ControlRefused("a startup of the run has not come to its end yet", code="startup_open")

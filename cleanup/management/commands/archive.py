@@ -16,7 +16,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db.models import QuerySet
 from tqdm import tqdm
 
-from cleanup.management.decision import Wrong, operator_name
+from cleanup.management.decision import Wrong, operator_name, refuse
 from leases import archives, audit
 from leases.errors import LeaseError, NotFound
 from leases.models import Archive
@@ -55,7 +55,7 @@ class Command(BaseCommand):
         try:
             told = self._work(options)
         except LeaseError as refusal:
-            self._refuse(refusal, as_json=options["json"])
+            refuse(self, refusal, as_json=options["json"])
         except KeyboardInterrupt:
             sys.exit(130)
         else:
@@ -79,13 +79,6 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps(told, indent=2))
         elif sentence:
             self.stdout.write(sentence)
-
-    def _refuse(self, refusal: LeaseError, *, as_json: bool) -> None:
-        status = 2 if isinstance(refusal, NotFound) or refusal.code == "invalid" else 1
-        if not as_json:
-            raise CommandError(f"refused: {refusal}", returncode=status) from refusal
-        self.stdout.write(json.dumps({"refused": refusal.code, "told": str(refusal)}, indent=2))
-        sys.exit(status)
 
 
 # Listing

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from typing import Any
-from uuid import UUID
 
-from cleanup.management.decision import DecisionCommand, Wrong
+from cleanup.management.decision import DecisionCommand, run_named
 from leases import cancelling, ending
 from leases.models import Lease, Run
 
@@ -22,12 +21,7 @@ class Command(DecisionCommand):
         super().add_arguments(parser)
 
     def decide(self, options: dict[str, Any], *, actor: str, dry_run: bool) -> dict[str, Any]:
-        try:
-            run = Run.objects.filter(pk=UUID(options["run"])).first()
-        except ValueError:
-            raise Wrong(f"{options['run']!r} is no id") from None
-        if run is None:
-            raise Wrong(f"there is no run {options['run']}")
+        run = run_named(options["run"])
         asked = cancelling.cancellation(run) != "none"
         if not dry_run:
             run = cancelling.request_cancellation(run.pk, run.company_id, actor=actor, reason=options["reason"].strip())
